@@ -1,0 +1,1 @@
+"""Model files: GGUF and safetensors folders, read into one `ModelSource`."""

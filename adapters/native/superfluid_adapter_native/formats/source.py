@@ -1,0 +1,45 @@
+"""What a model is once its header is read: metadata and tensors in GGUF's names, bytes on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from superfluid_adapter_native.quants.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor where it lies. `shape` is in NumPy's order: (rows, columns), a row contiguous.
+
+    `offset` and `bytes` are within `ModelSource.files[file]` and proven to lie inside it.
+    """
+
+    name: str
+    type: TensorType
+    shape: tuple[int, ...]
+    file: int
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model's header. Reading it touched no weights.
+
+    `metadata` has GGUF's keys whatever the format (`llama.block_count`, `tokenizer.ggml.tokens`);
+    arrays are sequences that decode an element when it is asked for. `tensors` has GGUF's names
+    (`token_embd.weight`, `blk.0.attn_q.weight`). `rotated` says how queries and keys are laid out
+    for RoPE: `pairs` for neighbours (GGUF's llama), `halves` for the first half with the second.
+    """
+
+    path: Path
+    format: Literal["gguf", "safetensors"]
+    files: tuple[Path, ...]
+    architecture: str
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    rotated: Literal["pairs", "halves"]
+    total_bytes: int

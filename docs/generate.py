@@ -1,0 +1,1 @@
+"""Writes the generated pages of docs/; with --check, fails when one is out of date."""

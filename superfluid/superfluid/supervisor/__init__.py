@@ -1,0 +1,1 @@
+"""Worker life: a pure state machine, the process handle, the streams, the dossiers."""

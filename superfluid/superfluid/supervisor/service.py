@@ -1,0 +1,67 @@
+"""What the HTTP rooms may ask of the supervisor, and nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from superfluid_workerd.link.frames import (
+    Delta,
+    Description,
+    Detokenized,
+    GenerationRequest,
+    Prompt,
+    Tokenized,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that clients may name. `description` is None until a worker has loaded it once."""
+
+    name: str
+    created: int
+    state: str
+    description: Description | None
+    notes: Mapping[str, Any]
+
+
+class Stream(Protocol):
+    """One generation as its client sees it; it outlives a worker.
+
+    Iterating yields `Delta`s until one carries `finish`, or raises a `SuperfluidError`. `close`
+    cancels what still runs and may be called at any time, more than once.
+    """
+
+    @property
+    def prompt(self) -> Sequence[int]:
+        """The prompt's token ids."""
+        ...
+
+    @property
+    def cached(self) -> int:
+        """How many of them cost nothing."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Delta]: ...
+
+    async def close(self) -> None: ...
+
+
+class Service(Protocol):
+    """The models this server serves. Every call raises `UnknownModel` for another name."""
+
+    def models(self) -> Sequence[ServedModel]: ...
+
+    async def generate(self, model: str, request: GenerationRequest) -> Stream:
+        """Starts a stream and returns once its prompt is accepted, or raises why it is not."""
+        ...
+
+    async def tokenize(self, model: str, prompt: Prompt, *, special: bool) -> Tokenized: ...
+
+    async def detokenize(self, model: str, tokens: Sequence[int]) -> Detokenized: ...
+
+    def health(self) -> Mapping[str, Any]:
+        """`status` is `ok` when every model can serve; else it says which cannot, and why."""
+        ...

@@ -1,0 +1,1 @@
+"""What tests share: builders of tiny models, processes that misbehave, clients."""

@@ -1,0 +1,23 @@
+"""Errors across a process boundary: to a `Refusal` and back, by code."""
+
+from __future__ import annotations
+
+from superfluid_compat.errors import BY_CODE, SuperfluidError
+from superfluid_workerd.link.answers import Refusal
+
+
+def refusal(error: SuperfluidError) -> Refusal:
+    """The record of `error`."""
+    return Refusal(
+        code=error.code,
+        message=error.message,
+        fix=error.fix,
+        param=error.param,
+        dossier=error.dossier,
+    )
+
+
+def error_of(refusal: Refusal) -> SuperfluidError:
+    """The error that `refusal` records; an unknown code becomes the root class."""
+    kind = BY_CODE.get(refusal.code, SuperfluidError)
+    return kind(refusal.message, fix=refusal.fix, param=refusal.param, dossier=refusal.dossier)
