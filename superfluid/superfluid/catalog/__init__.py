@@ -1,0 +1,1 @@
+"""Which adapters exist, what each says, and which of them serves a model."""
