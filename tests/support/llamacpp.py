@@ -1,0 +1,290 @@
+"""llama.cpp as an independent oracle: its C API, called through ctypes.
+
+The library is the extension module of the development dependency `xllamacpp`, pinned in
+pyproject.toml because the struct offsets below are those of its build (b11063).
+"""
+
+from __future__ import annotations
+
+import ctypes as ct
+import functools
+import importlib.metadata
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class ModelParams(ct.Structure):
+    """`llama_model_params` and what may follow it; the library only reads its own prefix."""
+
+    _fields_ = (("words", ct.c_uint64 * 64),)
+
+
+class ContextParams(ct.Structure):
+    """`llama_context_params`, opaque in the same way."""
+
+    _fields_ = (("words", ct.c_uint64 * 64),)
+
+
+class Batch(ct.Structure):
+    """`llama_batch`: parallel arrays of `n_tokens` entries."""
+
+    _fields_ = (
+        ("n_tokens", ct.c_int32),
+        ("token", ct.POINTER(ct.c_int32)),
+        ("embd", ct.c_void_p),
+        ("pos", ct.POINTER(ct.c_int32)),
+        ("n_seq_id", ct.POINTER(ct.c_int32)),
+        ("seq_id", ct.POINTER(ct.POINTER(ct.c_int32))),
+        ("logits", ct.POINTER(ct.c_int8)),
+    )
+
+
+MODEL_N_GPU_LAYERS: Final = 16
+MODEL_VOCAB_ONLY: Final = 72
+CONTEXT_N_CTX: Final = 0
+CONTEXT_N_BATCH: Final = 4
+CONTEXT_N_UBATCH: Final = 8
+CONTEXT_N_OUTPUTS_MAX: Final = 20
+CONTEXT_N_THREADS: Final = 28
+CONTEXT_N_THREADS_BATCH: Final = 32
+CONTEXT_FLASH_ATTENTION: Final = 52
+CONTEXT_TYPE_K: Final = 104
+CONTEXT_TYPE_V: Final = 108
+GGML_TYPE_F32: Final = 0
+
+_SYMBOLS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+    "llama_log_set": (None, (ct.c_void_p, ct.c_void_p)),
+    "llama_backend_init": (None, ()),
+    "llama_model_default_params": (ModelParams, ()),
+    "llama_context_default_params": (ContextParams, ()),
+    "llama_model_load_from_file": (ct.c_void_p, (ct.c_char_p, ModelParams)),
+    "llama_model_get_vocab": (ct.c_void_p, (ct.c_void_p,)),
+    "llama_model_free": (None, (ct.c_void_p,)),
+    "llama_init_from_model": (ct.c_void_p, (ct.c_void_p, ContextParams)),
+    "llama_free": (None, (ct.c_void_p,)),
+    "llama_get_memory": (ct.c_void_p, (ct.c_void_p,)),
+    "llama_memory_clear": (None, (ct.c_void_p, ct.c_bool)),
+    "llama_decode": (ct.c_int32, (ct.c_void_p, Batch)),
+    "llama_get_logits_ith": (ct.POINTER(ct.c_float), (ct.c_void_p, ct.c_int32)),
+    "llama_batch_init": (Batch, (ct.c_int32, ct.c_int32, ct.c_int32)),
+    "llama_batch_free": (None, (Batch,)),
+    "llama_vocab_n_tokens": (ct.c_int32, (ct.c_void_p,)),
+    "llama_vocab_bos": (ct.c_int32, (ct.c_void_p,)),
+    "llama_vocab_eos": (ct.c_int32, (ct.c_void_p,)),
+    "llama_vocab_is_eog": (ct.c_bool, (ct.c_void_p, ct.c_int32)),
+    "llama_tokenize": (
+        ct.c_int32,
+        (
+            ct.c_void_p,
+            ct.c_char_p,
+            ct.c_int32,
+            ct.POINTER(ct.c_int32),
+            ct.c_int32,
+            ct.c_bool,
+            ct.c_bool,
+        ),
+    ),
+    "llama_token_to_piece": (
+        ct.c_int32,
+        (ct.c_void_p, ct.c_int32, ct.c_char_p, ct.c_int32, ct.c_int32, ct.c_bool),
+    ),
+    "llama_detokenize": (
+        ct.c_int32,
+        (
+            ct.c_void_p,
+            ct.POINTER(ct.c_int32),
+            ct.c_int32,
+            ct.c_char_p,
+            ct.c_int32,
+            ct.c_bool,
+            ct.c_bool,
+        ),
+    ),
+}
+
+
+@functools.cache
+def library() -> ct.CDLL:
+    """The library, loaded once, silent and typed."""
+    # Without this, an assertion inside the library forks a debugger that attaches to us.
+    os.environ["GGML_NO_BACKTRACE"] = "1"
+    found = importlib.metadata.distribution("xllamacpp").locate_file("xllamacpp/xllamacpp.abi3.so")
+    lib = ct.CDLL(str(found))
+    for name, (result, arguments) in _SYMBOLS.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    libc_abs = ct.cast(ct.CDLL(None).abs, ct.c_void_p)  # a log callback that does nothing
+    lib.llama_log_set(libc_abs, None)
+    lib.llama_backend_init()
+    return lib
+
+
+def _patch(params: ct.Structure, kind: type[Any], offset: int, value: int) -> None:
+    kind.from_buffer(params, offset).value = value
+
+
+class LlamaCpp:
+    """One model in llama.cpp; a context manager that frees it.
+
+    `context` and `threads` matter only without `vocab_only`. The KV cache is F32, so that the
+    oracle rounds as little as it can.
+    """
+
+    def __init__(
+        self, model: Path, *, vocab_only: bool = True, context: int = 512, threads: int = 2
+    ) -> None:
+        self._lib = library()
+        params = self._lib.llama_model_default_params()
+        _patch(params, ct.c_int32, MODEL_N_GPU_LAYERS, 0)
+        _patch(params, ct.c_bool, MODEL_VOCAB_ONLY, vocab_only)
+        self._context: int | None = None
+        self._model: int | None = self._lib.llama_model_load_from_file(os.fsencode(model), params)
+        if not self._model:
+            raise ValueError(f"llama.cpp does not load {model.name}")
+        self._vocab = self._lib.llama_model_get_vocab(self._model)
+        self.context_size = context
+        if not vocab_only:
+            self._open_context(context, threads)
+
+    def _open_context(self, context: int, threads: int) -> None:
+        params = self._lib.llama_context_default_params()
+        for offset, value in (
+            (CONTEXT_N_CTX, context),
+            (CONTEXT_N_BATCH, context),
+            (CONTEXT_N_UBATCH, context),
+            (CONTEXT_N_OUTPUTS_MAX, context),
+            (CONTEXT_N_THREADS, threads),
+            (CONTEXT_N_THREADS_BATCH, threads),
+            (CONTEXT_FLASH_ATTENTION, 0),
+            (CONTEXT_TYPE_K, GGML_TYPE_F32),
+            (CONTEXT_TYPE_V, GGML_TYPE_F32),
+        ):
+            _patch(params, ct.c_int32, offset, value)
+        self._context = self._lib.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise ValueError("llama.cpp opens no context on this model")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the context and the model; nothing may be called afterwards."""
+        if self._context:
+            self._lib.llama_free(self._context)
+        if self._model:
+            self._lib.llama_model_free(self._model)
+        self._context = self._model = None
+
+    @property
+    def size(self) -> int:
+        """Entries of the vocabulary."""
+        return int(self._lib.llama_vocab_n_tokens(self._vocab))
+
+    @property
+    def bos(self) -> int:
+        """The id that opens a text, -1 for none."""
+        return int(self._lib.llama_vocab_bos(self._vocab))
+
+    @property
+    def eos(self) -> int:
+        """The id that ends a text, -1 for none."""
+        return int(self._lib.llama_vocab_eos(self._vocab))
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """Every id that llama.cpp takes as the end of a generation."""
+        is_eog, vocab = self._lib.llama_vocab_is_eog, self._vocab
+        return frozenset(token for token in range(self.size) if is_eog(vocab, token))
+
+    def tokenize(
+        self, text: str | bytes, *, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Ids of `text`."""
+        raw = text.encode() if isinstance(text, str) else text
+        room = len(raw) + 8
+        ids = (ct.c_int32 * room)()
+        count = self._lib.llama_tokenize(
+            self._vocab, raw, len(raw), ids, room, add_special, parse_special
+        )
+        if count < 0:
+            raise ValueError(f"llama_tokenize wants room for {-count} ids")
+        return ids[:count]
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes of one id."""
+        buffer = ct.create_string_buffer(1024)
+        count = self._lib.llama_token_to_piece(self._vocab, token, buffer, 1024, 0, special)
+        if count < 0:
+            raise ValueError(f"llama_token_to_piece wants {-count} bytes")
+        return buffer.raw[:count]
+
+    def detokenize(
+        self, ids: Sequence[int], *, remove_special: bool = False, special: bool = False
+    ) -> bytes:
+        """The bytes of a whole text."""
+        tokens = (ct.c_int32 * len(ids))(*ids)
+        room = 64 + 64 * len(ids)
+        while True:
+            buffer = ct.create_string_buffer(room)
+            count = self._lib.llama_detokenize(
+                self._vocab, tokens, len(ids), buffer, room, remove_special, special
+            )
+            if count >= 0:
+                return buffer.raw[:count]
+            room = -count
+
+    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Teacher-forced logits, shape (tokens, vocabulary): one batch from an empty cache."""
+        self._clear()
+        self._decode(tokens, 0, every=True)
+        return np.stack([self._row(index) for index in range(len(tokens))])
+
+    def generate_greedy(self, tokens: Sequence[int], count: int) -> list[int]:
+        """The next `count` ids after `tokens`, each the most likely; stop ids do not stop it."""
+        self._clear()
+        found: list[int] = []
+        feed, start = list(tokens), 0
+        while True:
+            self._decode(feed, start, every=False)
+            found.append(int(self._row(len(feed) - 1).argmax()))
+            if len(found) == count:
+                return found
+            start += len(feed)
+            feed = found[-1:]
+
+    def _clear(self) -> None:
+        if self._context is None:
+            raise ValueError("open the model with vocab_only=False")
+        self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)
+
+    def _decode(self, tokens: Sequence[int], start: int, *, every: bool) -> None:
+        batch = self._lib.llama_batch_init(len(tokens), 0, 1)
+        batch.n_tokens = len(tokens)
+        for index, token in enumerate(tokens):
+            batch.token[index] = token
+            batch.pos[index] = start + index
+            batch.n_seq_id[index] = 1
+            batch.seq_id[index][0] = 0
+            batch.logits[index] = every or index == len(tokens) - 1
+        code = self._lib.llama_decode(self._context, batch)
+        self._lib.llama_batch_free(batch)
+        if code:
+            raise ValueError(f"llama_decode returned {code}")
+
+    def _row(self, index: int) -> NDArray[np.float32]:
+        pointer = self._lib.llama_get_logits_ith(self._context, index)
+        return np.ctypeslib.as_array(pointer, shape=(self.size,)).copy()
