@@ -1,0 +1,1 @@
+"""Between clients' words and token ids: chat templates in, text out."""
