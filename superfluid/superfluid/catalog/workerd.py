@@ -1,0 +1,131 @@
+"""How a worker process is called, and how its JSON answers are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from superfluid.catalog.environment import worker_environment
+from superfluid.supervisor.tail import Tail
+from superfluid_compat.errors import RuntimeBroken
+from superfluid_workerd.link.answers import Refusal
+from superfluid_workerd.link.refusals import error_of
+
+ANSWER_BYTES: Final = 16 << 20
+_READ_BYTES: Final = 64 << 10
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Workerd:
+    """The command that becomes a worker; `prefix` is its argv up to the worker's own arguments."""
+
+    prefix: tuple[str, ...]
+
+    def argv(self, adapter: str, *words: str) -> list[str]:
+        """A worker of `adapter` that leaves with this process."""
+        return [*self.prefix, "--parent", str(os.getpid()), adapter, *words]
+
+    async def ask(
+        self,
+        adapter: str,
+        words: Sequence[str],
+        answer: type[T] | Any,
+        *,
+        given: bytes = b"",
+        timeout_s: float,
+    ) -> T:
+        """The JSON answer to `words`, decoded as `answer`; `given` goes to its stdin.
+
+        Raises what the worker refused with, or `RuntimeBroken` when it died, took longer than
+        `timeout_s` or answered something else.
+        """
+        child = await self._start(adapter, words)
+        errors = Tail()
+        try:
+            async with asyncio.timeout(timeout_s):
+                said, _, _ = await asyncio.gather(
+                    _read(child), _drain(child, errors), _give(child, given)
+                )
+                code = await child.wait()
+        except TimeoutError as error:
+            raise _broken(adapter, words, f"took longer than {timeout_s:g} s", errors) from error
+        finally:
+            await _end(child)
+        if code != 0:
+            with contextlib.suppress(msgspec.MsgspecError):
+                raise error_of(msgspec.json.decode(said, type=Refusal))
+            raise _broken(adapter, words, f"ended with code {code}", errors)
+        try:
+            decoded: T = msgspec.json.decode(said, type=answer)
+        except msgspec.MsgspecError as error:
+            raise _broken(adapter, words, f"answered something else: {error}", errors) from error
+        return decoded
+
+    async def _start(self, adapter: str, words: Sequence[str]) -> asyncio.subprocess.Process:
+        argv = self.argv(adapter, *words)
+        try:
+            return await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=worker_environment(),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise RuntimeBroken(f"the worker {argv[0]} could not be started: {error}") from error
+
+
+def shipped() -> Workerd:
+    """The worker beside this daemon, under the same interpreter.
+
+    By the interpreter's own path, so a link to the command in some other folder changes nothing;
+    `-P` keeps the current folder from lending it modules.
+    """
+    return Workerd((sys.executable, "-P", "-m", "superfluid_workerd"))
+
+
+async def _read(child: asyncio.subprocess.Process) -> bytes:
+    if child.stdout is None:
+        return b""
+    kept = bytearray()
+    while data := await child.stdout.read(_READ_BYTES):
+        kept += data[: ANSWER_BYTES + 1 - len(kept)]  # one too many shows that it was too long
+    return bytes(kept)
+
+
+async def _drain(child: asyncio.subprocess.Process, tail: Tail) -> None:
+    while child.stderr is not None and (data := await child.stderr.read(_READ_BYTES)):
+        tail.feed(data)
+
+
+async def _give(child: asyncio.subprocess.Process, given: bytes) -> None:
+    if child.stdin is None:
+        return
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        child.stdin.write(given)
+        await child.stdin.drain()
+        child.stdin.close()
+        await child.stdin.wait_closed()
+
+
+async def _end(child: asyncio.subprocess.Process) -> None:
+    if child.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        await child.wait()
+
+
+def _broken(adapter: str, words: Sequence[str], what: str, errors: Tail) -> RuntimeBroken:
+    last = errors.lines()[-1:]
+    told = f"; its last line: {last[0]}" if last else ""
+    return RuntimeBroken(f"runtime {adapter} {what} when asked for {words[0]}{told}")

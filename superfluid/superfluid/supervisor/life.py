@@ -1,0 +1,362 @@
+"""The life of one model's worker as a pure machine: events and the time in, actions out.
+
+    spawned → handshaken → probed → mapped → warmed → serving → draining → gone
+                         ↘ failed → backoff → spawned … → gave-up
+
+It starts no process and reads no clock. Whoever drives it carries out the actions in order and
+calls again with `Elapsed` when `deadline` has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from superfluid.supervisor.states import (
+    LADDER,
+    LIVE,
+    LOADING,
+    WorkerState,
+    follow,
+)
+
+S = WorkerState
+_STILL_S: Final = {
+    S.SPAWNED: 60.0,
+    S.HANDSHAKEN: 120.0,
+    S.PROBED: 120.0,
+    S.MAPPED: 180.0,
+    S.WARMED: 120.0,
+    S.SERVING: 60.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How patient a life is. `still_s`: longest time without progress, by state.
+
+    The wait after failure n is `backoff_s` · 2ⁿ⁻¹, at most `backoff_most_s`; `failures` of them
+    without a turn served in between end the life.
+    """
+
+    still_s: Mapping[WorkerState, float] = field(default_factory=lambda: dict(_STILL_S))
+    ping_s: float = 5.0
+    backoff_s: float = 0.1
+    backoff_most_s: float = 30.0
+    failures: int = 5
+    shutdown_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A worker is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Greeted:
+    """The worker's `Hello` came and its numbers are ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """The load moved, within or up to `stage`."""
+
+    stage: WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The turn loop gave a sign; `served` when it committed a token."""
+
+    served: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Broke:
+    """The worker did what it must not."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The worker said why it will never serve this."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The process is reaped. `final`: its exit code says that another try would end alike."""
+
+    reason: str
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """No new streams; those that run have `bound_s`."""
+
+    bound_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """No stream runs any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """End at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elapsed:
+    """Time passed."""
+
+
+Event: TypeAlias = (
+    Start | Greeted | Progressed | Moved | Broke | Refused | Exited | Drain | Idle | Halt | Elapsed
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Start a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendLoad:
+    """Tell the worker what to load."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendPing:
+    """Ask the turn loop for a sign."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendShutdown:
+    """Ask the worker to close its runtime and exit."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Terminate the process group and escalate; `Exited` must follow within a bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bury:
+    """The process is gone without having been asked to: write the dossier, fail its streams."""
+
+    stage: WorkerState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """No further try. `refused`: the worker said why itself; else it failed too often."""
+
+    reason: str
+    refused: bool
+
+
+Action: TypeAlias = Spawn | SendLoad | SendPing | SendShutdown | End | Bury | GiveUp
+
+
+class Life:
+    """The machine. `deadline` is when `Elapsed` is due, None when nothing is awaited."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.state = S.GONE
+        self.deadline: float | None = None
+        self.failures = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        """What belongs to one process."""
+        self._still_until = 0.0
+        self._stage = S.SPAWNED
+        self._reason = ""
+        self._refused = False
+        self._unwanted = False
+        self._asked = False
+        self._ending = False
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """What `event` at `now` (monotonic seconds) asks for, in order."""
+        match event:
+            case Start():
+                return self._start(now)
+            case Greeted():
+                return self._greeted(now)
+            case Progressed(stage):
+                return self._climb(stage, now, "a stage of the load")
+            case Moved(served):
+                return self._moved(served, now)
+            case Broke(reason):
+                return self._fail(reason)
+            case Refused(reason):
+                return self._refuse(reason)
+            case Exited(reason, final):
+                return self._exited(reason, final, now)
+            case Drain(bound_s):
+                return self._drain(bound_s, now)
+            case Idle():
+                return self._shutdown(now) if self.state is S.DRAINING else []
+            case Halt():
+                return self._halt()
+            case Elapsed():
+                return self._elapsed(now)
+
+    def _to(self, state: WorkerState) -> None:
+        self.state = follow(self.state, state)
+        if state in LADDER:
+            self._stage = state
+        self.deadline = None
+
+    def _start(self, now: float) -> list[Action]:
+        if self.state is not S.GONE:
+            return []
+        self.failures = 0
+        return self._spawn(now)
+
+    def _spawn(self, now: float) -> list[Action]:
+        self._to(S.SPAWNED)  # gone → spawned, backoff → spawned
+        self._clear()
+        self._progress(now)
+        return [Spawn()]
+
+    def _progress(self, now: float) -> None:
+        self._still_until = now + self._limits.still_s[self.state]
+        self.deadline = self._still_until
+        if self.state is S.SERVING:
+            self.deadline = min(self.deadline, now + self._limits.ping_s)
+
+    def _greeted(self, now: float) -> list[Action]:
+        if self.state is not S.SPAWNED:
+            return self._out_of_place("a second Hello")
+        self._to(S.HANDSHAKEN)  # spawned → handshaken
+        self._progress(now)
+        return [SendLoad()]
+
+    def _climb(self, goal: WorkerState, now: float, what: str) -> list[Action]:
+        if self.state not in LOADING - {S.SPAWNED} or self.state is goal is S.HANDSHAKEN:
+            return self._out_of_place(f"{what} ({goal})")
+        if LADDER.index(goal) < LADDER.index(self.state):
+            return self._out_of_place(f"{what} ({goal})")
+        while self.state is not goal:  # handshaken → probed → mapped → warmed → serving
+            self._to(LADDER[LADDER.index(self.state) + 1])
+        self._progress(now)
+        return []
+
+    def _out_of_place(self, what: str) -> list[Action]:
+        if self.state not in LADDER:
+            return []
+        return self._fail(f"sent {what} while {self.state}")
+
+    def _moved(self, served: bool, now: float) -> list[Action]:
+        if self.state in LOADING:
+            return self._out_of_place("a turn")
+        if self.state is S.SERVING:
+            self._progress(now)
+        if served and self.state in LIVE:
+            self.failures = 0
+        return []
+
+    def _end(self) -> list[Action]:
+        if self._ending:
+            return []
+        self._ending = True
+        self.deadline = None
+        return [End()]
+
+    def _fail(self, reason: str) -> list[Action]:
+        if self.state is S.DRAINING:
+            self._reason = self._reason or reason
+            return self._end()
+        if self.state not in LADDER:
+            return []
+        self._to(S.FAILED)  # every rung → failed
+        self._reason = reason
+        return self._end()
+
+    def _refuse(self, reason: str) -> list[Action]:
+        if self.state in LADDER:
+            self._refused = True
+        return self._fail(reason)
+
+    def _exited(self, reason: str, final: bool, now: float) -> list[Action]:
+        if self.state is S.DRAINING:
+            return self._exited_draining(reason)
+        if self.state in LADDER:
+            self._refused = final and self.state in LOADING
+            self._to(S.FAILED)  # every rung → failed
+        if self.state is not S.FAILED:
+            return []
+        reason = "; ".join(part for part in (self._reason, reason) if part)
+        return [Bury(self._stage, reason), *self._after_failure(reason, now)]
+
+    def _exited_draining(self, reason: str) -> list[Action]:
+        expected = self._asked or (self._ending and not self._reason)
+        self._to(S.GONE)  # draining → gone
+        if expected:
+            return []
+        return [Bury(self._stage, "; ".join(part for part in (self._reason, reason) if part))]
+
+    def _after_failure(self, reason: str, now: float) -> list[Action]:
+        if self._unwanted:
+            self._to(S.GONE)  # failed → gone
+            return []
+        self.failures += 1
+        if self._refused or self.failures >= self._limits.failures:
+            self._to(S.GAVE_UP)  # failed → gave-up
+            return [GiveUp(reason, self._refused)]
+        self._to(S.BACKOFF)  # failed → backoff
+        self.deadline = now + self._backoff_s()
+        return []
+
+    def _backoff_s(self) -> float:
+        doublings = min(self.failures - 1, 32)
+        return min(self._limits.backoff_s * 2.0**doublings, self._limits.backoff_most_s)
+
+    def _drain(self, bound_s: float, now: float) -> list[Action]:
+        if self.state is not S.SERVING:
+            return self._halt() if self.state is not S.DRAINING else []
+        self._to(S.DRAINING)  # serving → draining
+        self.deadline = now + bound_s
+        return []
+
+    def _shutdown(self, now: float) -> list[Action]:
+        if self._asked or self._ending:
+            return []
+        self._asked = True
+        self.deadline = now + self._limits.shutdown_s
+        return [SendShutdown()]
+
+    def _halt(self) -> list[Action]:
+        if self.state is S.FAILED:
+            self._unwanted = True
+            return []
+        if self.state in LADDER:
+            self._to(S.DRAINING)  # every rung → draining
+        if self.state is S.DRAINING:
+            return self._end()
+        if self.state in (S.BACKOFF, S.GAVE_UP):
+            self._to(S.GONE)  # backoff → gone, gave-up → gone
+        return []
+
+    def _elapsed(self, now: float) -> list[Action]:
+        if self.deadline is None or now < self.deadline:
+            return []
+        if self.state is S.BACKOFF:
+            return self._spawn(now)
+        if self.state is S.DRAINING:
+            return self._end() if self._asked else self._shutdown(now)
+        if now >= self._still_until:
+            still = self._limits.still_s[self.state]
+            return self._fail(f"made no progress for {still:g} s while {self.state}")
+        self.deadline = min(self._still_until, now + self._limits.ping_s)
+        return [SendPing()]
