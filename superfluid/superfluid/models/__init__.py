@@ -1,0 +1,1 @@
+"""Where models come from: a path, the built-in shelf, a hub; pulling and keeping them."""
