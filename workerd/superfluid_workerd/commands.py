@@ -1,0 +1,144 @@
+"""The commands of `superfluid-workerd`: each asks the adapter and answers in JSON."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from superfluid_compat.errors import (
+    BadOptionValue,
+    ExitCode,
+    RuntimeBroken,
+    SuperfluidError,
+    UsageError,
+)
+from superfluid_workerd.adapter import Adapter
+from superfluid_workerd.link.answers import Facts, InstallPlan
+from superfluid_workerd.link.refusals import refusal
+from superfluid_workerd.options import resolve
+from superfluid_workerd.registry import load_adapter
+
+Arguments = argparse.Namespace
+Command = Callable[[Adapter, Arguments, bytes], Any]
+
+
+def run(call: Arguments, given: bytes, answers: int) -> int:
+    """Run one command and write its answer, or the refusal, to `answers`; the exit code.
+
+    `given` is what stood on stdin.
+    """
+    try:
+        adapter = load_adapter(call.adapter)
+        if call.command == "serve":
+            return _serve(adapter, call, answers)
+        answer = COMMANDS[call.command](adapter, call, given)
+    except SuperfluidError as error:
+        return _refuse(error, answers)
+    except Exception as error:  # noqa: BLE001  # whatever an adapter raises becomes a refusal
+        traceback.print_exc()
+        found = f"{call.adapter} {call.command} failed with {type(error).__name__}: {error}"
+        return _refuse(RuntimeBroken(found), answers)
+    _write(answer, answers)
+    return ExitCode.OK
+
+
+def refuse(usage: str, answers: int) -> int:
+    """The refusal of arguments that form no command."""
+    return _refuse(UsageError(usage, fix="see superfluid-workerd --help"), answers)
+
+
+def _serve(adapter: Adapter, call: Arguments, answers: int) -> int:
+    from superfluid_workerd.worker import serve
+
+    os.close(answers)
+    return serve(adapter, call.link)
+
+
+def _refuse(error: SuperfluidError, answers: int) -> int:
+    try:
+        _write(refusal(error), answers)
+    except OSError:
+        print(error.line(), file=sys.stderr)
+    return error.exit_code
+
+
+def _write(answer: Any, answers: int) -> None:
+    with open(answers, "wb", closefd=False) as stream:
+        stream.write(msgspec.json.encode(answer) + b"\n")
+
+
+def _options(adapter: Adapter, call: Arguments) -> dict[str, Any]:
+    try:
+        given = msgspec.json.decode(call.options, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise BadOptionValue(f"--options is no JSON object: {error}", param="options") from error
+    return checked_options(adapter, given)
+
+
+def checked_options(adapter: Adapter, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option of the adapter with its value. Raises `UnknownOption`, `BadOptionValue`."""
+    named = {name: value for name, value in given.items() if value is not None}
+    resolved = resolve(adapter.options(), [("daemon", named)])
+    return {name: found.value for name, found in resolved.items()}
+
+
+def _read(given: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(given, type=kind)
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"stdin holds no {kind.__name__}: {error}", fix="send it as JSON") from (
+            error
+        )
+
+
+def _text(given: bytes) -> str:
+    try:
+        return given.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"stdin is no UTF-8: {error}", fix="send UTF-8 text") from error
+
+
+def _check(adapter: Adapter, call: Arguments, _given: bytes) -> Any:
+    return adapter.check(_options(adapter, call), Path(call.shared))
+
+
+def _install(adapter: Adapter, call: Arguments, given: bytes) -> Any:
+    adapter.install(_read(given, InstallPlan), Path(call.staged))
+    return {}
+
+
+def _prepare(adapter: Adapter, call: Arguments, given: bytes) -> Any:
+    facts: Facts = _read(given, Facts)
+    adapter.prepare(facts, _options(adapter, call), Path(call.shared), _report)
+    return {}
+
+
+def _report(done: int, total: int) -> None:
+    print(f"progress {done} of {total}", file=sys.stderr, flush=True)
+
+
+def _tokenize(adapter: Adapter, call: Arguments, given: bytes) -> Any:
+    tokenizer = adapter.tokenizer(Path(call.model), _options(adapter, call))
+    return tokenizer.encode(_text(given), add_special=not call.plain, special=call.special)
+
+
+COMMANDS: Final[Mapping[str, Command]] = {
+    "info": lambda adapter, _call, _given: adapter.info(),
+    "options": lambda adapter, _call, _given: [each.describe() for each in adapter.options()],
+    "compat": lambda adapter, _call, _given: adapter.compat(),
+    "versions": lambda adapter, _call, _given: list(adapter.versions()),
+    "plan": lambda adapter, call, _given: adapter.plan(call.version, call.backend),
+    "install": _install,
+    "check": _check,
+    "facts": lambda adapter, call, _given: adapter.facts(Path(call.model)),
+    "prepare": _prepare,
+    "tokenize": _tokenize,
+}
+"""What answers each command; `serve` answers over its link instead."""

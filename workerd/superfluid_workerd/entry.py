@@ -1,0 +1,125 @@
+"""The first code of every worker process: narrow what it may do, then become the real command.
+
+    superfluid-workerd ID info | options | compat | versions
+    superfluid-workerd ID plan VERSION [--backend NAME]
+    superfluid-workerd ID install FOLDER                      an install plan as JSON on stdin
+    superfluid-workerd ID check --shared FOLDER [--options JSON]
+    superfluid-workerd ID facts MODEL
+    superfluid-workerd ID prepare --shared FOLDER [--options JSON]    facts as JSON on stdin
+    superfluid-workerd ID tokenize MODEL [--options JSON] [--special] [--plain]   text on stdin
+    superfluid-workerd ID serve --link FD
+
+Each but `serve` prints one JSON document on stdout and exits 0, or prints a `Refusal` and exits
+with its error's code. Whatever an engine prints goes to stderr. `--parent PID` before ID makes
+the process leave when that parent has left.
+
+Only the standard library is imported before the rights are applied, and no thread is started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final, NoReturn
+
+_PR_SET_PDEATHSIG: Final = 1
+_READS_STDIN: Final = frozenset({"install", "prepare", "tokenize"})
+_STDIN_BYTES: Final = 64 << 20
+
+
+class Usage(Exception):
+    """The arguments do not form a command."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Usage(message)
+
+
+def grammar() -> argparse.ArgumentParser:
+    """The arguments of `superfluid-workerd`."""
+    parser = _Parser(prog="superfluid-workerd", description="One adapter, in its own process.")
+    parser.add_argument("--parent", type=int, metavar="PID", help="leave when this process has")
+    parser.add_argument("adapter", metavar="ID", help="the adapter's id")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("info", help="what the runtime is")
+    commands.add_parser("options", help="the options it declares")
+    commands.add_parser("compat", help="its half of compat.json")
+    commands.add_parser("versions", help="the versions it can install")
+    plan = commands.add_parser("plan", help="how to install one of them")
+    plan.add_argument("version")
+    plan.add_argument("--backend", default="")
+    install = commands.add_parser("install", help="finish what was staged")
+    install.add_argument("staged", metavar="FOLDER")
+    check = commands.add_parser("check", help="try the runtime without a model")
+    facts = commands.add_parser("facts", help="what a model's header says")
+    prepare = commands.add_parser("prepare", help="fill the shared folder for a model")
+    tokenize = commands.add_parser("tokenize", help="token ids of a text")
+    for command in (facts, tokenize):
+        command.add_argument("model", metavar="MODEL")
+    for command in (check, prepare):
+        command.add_argument("--shared", required=True, metavar="FOLDER")
+    for command in (check, prepare, tokenize):
+        command.add_argument("--options", default="{}", metavar="JSON")
+    tokenize.add_argument("--special", action="store_true", help="read special tokens as such")
+    tokenize.add_argument("--plain", action="store_true", help="add no token around the text")
+    serve = commands.add_parser("serve", help="serve one model over an inherited link")
+    serve.add_argument("--link", type=int, required=True, metavar="FD")
+    return parser
+
+
+def die_with_parent(call: argparse.Namespace) -> None:
+    """Have the kernel end this process with its parent, where it can; leave when that is late."""
+    if sys.platform == "linux":
+        import ctypes
+
+        if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+            print("the parent-death signal was refused", file=sys.stderr)
+    if call.parent is not None and os.getppid() != call.parent:
+        os._exit(1)
+
+
+def dump_no_core(_call: argparse.Namespace) -> None:
+    """A core dump would hold prompts and weights."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+RIGHTS: Final[tuple[Callable[[argparse.Namespace], None], ...]] = (die_with_parent, dump_no_core)
+"""What narrows the process, in order, before anything of ours or of an engine is imported."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """The console script."""
+    try:
+        call, usage = grammar().parse_args(arguments), None
+    except Usage as error:
+        call, usage = argparse.Namespace(parent=None, command=None), str(error)
+    given = sys.stdin.buffer.read(_STDIN_BYTES) if call.command in _READS_STDIN else b""
+    answers = _redirect()
+    for narrow in RIGHTS:
+        narrow(call)
+
+    from superfluid_workerd import commands
+
+    code = commands.refuse(usage, answers) if usage else commands.run(call, given, answers)
+    sys.stderr.flush()
+    # An engine's own threads and exit handlers must not hold up, or crash, a finished process.
+    os._exit(code)
+
+
+def _redirect() -> int:
+    """Take stdin away and give stdout to the answers alone; the descriptor to answer on."""
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, 0)
+    os.close(nowhere)
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    return answers
+
+
+if __name__ == "__main__":
+    main()
