@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import contextlib
+import errno
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from superfluid_workerd.options import Resolved
+from superfluid.catalog.catalog import Catalog
+from superfluid.catalog.environment import worker_environment
+from superfluid.catalog.prepared import Preparations
+from superfluid.supervisor import name
+from superfluid.supervisor.host import Folders, ModelHost, ModelSpec
+from superfluid.supervisor.ledger import Ledger
+from superfluid.supervisor.supervisor import Supervisor
+from superfluid_compat.errors import ExitCode, PortInUse, UsageError
+from superfluid_workerd.link.frames import Load
+from superfluid_workerd.options import Resolved, resolve
+
+if TYPE_CHECKING:
+    import uvicorn
 
 Sources: TypeAlias = Sequence[tuple[str, Mapping[str, object]]]
 """(origin, values by option name), strongest first: what `options.resolve` takes."""
+
+Say: TypeAlias = Callable[[str], None]
+DRAIN_S: Final = 30.0
+_BACKLOG: Final = 512
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +57,204 @@ class ServeSettings:
     server: str = "default"
     runtime: str | None = None
     adapter_options: Mapping[str, Sources] = field(default_factory=dict)
+
+
+def run(settings: ServeSettings, say: Say | None = None) -> ExitCode:
+    """Serve until a signal ends it; `say` is told what a person at the terminal wants to know.
+
+    Raises what keeps it from serving, or from serving on, as the error with its exit code.
+    """
+    return asyncio.run(serve(settings, say or _print))
+
+
+async def serve(settings: ServeSettings, say: Say, catalog: Catalog | None = None) -> ExitCode:
+    """`run` within an event loop, which must be the main thread's."""
+    with (
+        Signals() as signals,
+        bound(settings.host, settings.port) as listener,
+        name.held(settings.state / "servers" / settings.server) as home,
+    ):
+        folders = Folders(home / "scratch", settings.state / "dossiers", home / "workers")
+        _clear(folders)
+        spec = await signals.unless_asked(_spec(settings, catalog or Catalog(), say))
+        if spec is None:
+            return ExitCode.OK
+        return await _serve(ModelHost(spec, folders), listener, signals, say)
+
+
+def _clear(folders: Folders) -> None:
+    """Remove what a killed server of this name left."""
+    Ledger(folders.ledger).reap()
+    shutil.rmtree(folders.scratch, ignore_errors=True)
+
+
+async def _spec(settings: ServeSettings, catalog: Catalog, say: Say) -> ModelSpec:
+    model = settings.model.resolve()
+    row = await catalog.pick(model, settings.runtime)
+    declared = await catalog.options(row.id)
+    resolved = resolve(declared, settings.adapter_options.get(row.id, ()))
+    options = {name: found.value for name, found in resolved.items()}
+    preparations = Preparations(settings.cache)
+    await preparations.ensure(catalog, row, model, options, say)
+    return ModelSpec(
+        name=settings.model_name,
+        runtime=row.id,
+        load=Load(
+            model=str(model),
+            name=settings.model_name,
+            scratch="",
+            shared=str(preparations.shared(row.id)),
+            context=_count(settings, "context"),
+            lanes=_count(settings, "lanes"),
+            threads=_count(settings, "threads"),
+            memory_budget=_count(settings, "memory-budget") or None,
+            options=options,
+        ),
+        command=lambda link: catalog.workerd.argv(row.id, "serve", "--link", str(link)),
+        environment=worker_environment,
+        origins=_origins(settings.common) | _origins(resolved, f"{row.id}-"),
+    )
+
+
+def _count(settings: ServeSettings, option: str) -> int:
+    """A common option's number, 0 where the choice is left to the adapter."""
+    value = settings.common[option].value
+    return value if isinstance(value, int) else 0
+
+
+def _origins(options: Mapping[str, Resolved], prefix: str = "") -> dict[str, Any]:
+    return {
+        prefix + name: {"value": found.value, "origin": found.origin}
+        for name, found in options.items()
+    }
+
+
+async def _serve(host: ModelHost, listener: socket.socket, signals: Signals, say: Say) -> ExitCode:
+    supervisor = Supervisor([host])
+    supervisor.start()
+    server = _http(supervisor, listener)
+    answering = asyncio.create_task(server.serve(sockets=[listener]))
+    over = asyncio.create_task(supervisor.over())
+    ready = asyncio.create_task(_announce(host, listener, say))
+    asked = asyncio.create_task(signals.asked.wait())
+    insisted = asyncio.create_task(signals.insisted.wait())
+    try:
+        await asyncio.wait({over, asked, answering}, return_when=asyncio.FIRST_COMPLETED)
+        if answering.done():
+            answering.result()
+        supervisor.drain(DRAIN_S)
+        await asyncio.wait({over, insisted}, return_when=asyncio.FIRST_COMPLETED)
+        problem = None if asked.done() else await over
+    finally:
+        supervisor.kill()
+        await supervisor.over()
+        for task in (ready, asked, insisted, over):
+            task.cancel()
+        server.should_exit = True
+        server.force_exit = insisted.done()
+        await asyncio.gather(answering, ready, asked, insisted, over, return_exceptions=True)
+    if problem is not None:
+        raise problem
+    return ExitCode.OK
+
+
+async def _announce(host: ModelHost, listener: socket.socket, say: Say) -> None:
+    await host.served()
+    address, port = listener.getsockname()[:2]
+    shown = f"[{address}]" if ":" in address else address
+    say(f"serving {host.spec.name} with {host.spec.runtime} at http://{shown}:{port}/v1")
+
+
+def _http(supervisor: Supervisor, listener: socket.socket) -> uvicorn.Server:
+    # Imported while the worker loads.
+    import uvicorn
+
+    from superfluid.http.app import build
+    from superfluid.http.settings import HttpSettings
+
+    host, port = listener.getsockname()[:2]
+
+    class Server(uvicorn.Server):
+        """Leaves signals to the daemon."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    return Server(
+        uvicorn.Config(
+            build(supervisor, HttpSettings(host=host, port=port)),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            timeout_graceful_shutdown=5,
+        )
+    )
+
+
+class Signals:
+    """SIGINT and SIGTERM while the block runs: the first asks to end, the second insists."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.insisted = asyncio.Event()
+
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self.hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def hear(self) -> None:
+        (self.insisted if self.asked.is_set() else self.asked).set()
+
+    async def unless_asked(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of `work`, or None, with `work` cancelled, when a signal comes first."""
+        task, asked = asyncio.create_task(work), asyncio.create_task(self.asked.wait())
+        try:
+            await asyncio.wait({task, asked}, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            for each in (task, asked):
+                each.cancel()
+            await asyncio.gather(task, asked, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def bound(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens there, closed with the block. Clients that come early wait in it.
+
+    Raises `PortInUse`, `UsageError` (no such address here, not allowed).
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise _cannot_listen(host, port, error) from error
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            raise _cannot_listen(host, port, error) from error
+        yield listener
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> PortInUse | UsageError:
+    if error.errno == errno.EADDRINUSE:
+        return PortInUse(f"port {port} of {host} is taken, wanted it free", param="port")
+    reason = (error.strerror or str(error)).lower()
+    fix = "choose an address of this machine with --host and a --port that this user may take"
+    return UsageError(f"cannot listen at {host} port {port}: {reason}", fix=fix, param="host")
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)

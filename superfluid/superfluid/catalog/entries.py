@@ -14,11 +14,13 @@ GROUP: Final = "superfluid.adapters"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One adapter id and who provides it; `problem` when it cannot be asked."""
+    """One adapter id and who provides it, in which top-level package; `problem` when it cannot
+    be asked."""
 
     id: str
     distribution: str
     version: str
+    package: str
     problem: RuntimeBroken | None = None
 
 
@@ -39,4 +41,5 @@ def _entry(name: str, claims: list[EntryPoint]) -> Entry:
             f"{' and '.join(owners)} both provide a runtime called {name}",
             fix="uninstall one of them",
         )
-    return Entry(name, " and ".join(owners), version, problem)
+    package = claims[0].module.partition(".")[0]
+    return Entry(name, " and ".join(owners), version, package, problem)

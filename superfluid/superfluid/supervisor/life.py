@@ -291,11 +291,14 @@ class Life:
     def _exited(self, reason: str, final: bool, now: float) -> list[Action]:
         if self.state is S.DRAINING:
             return self._exited_draining(reason)
+        told = self._refused
         if self.state in LADDER:
             self._refused = final and self.state in LOADING
             self._to(S.FAILED)  # every rung → failed
         if self.state is not S.FAILED:
             return []
+        if told:
+            return self._after_failure(self._reason, now)
         reason = "; ".join(part for part in (self._reason, reason) if part)
         return [Bury(self._stage, reason), *self._after_failure(reason, now)]
 

@@ -1,0 +1,449 @@
+"""One served model: drives its worker's life and keeps its streams."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import shutil
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from superfluid.supervisor import dossiers, life
+from superfluid.supervisor.dossiers import Dossier, Dossiers
+from superfluid.supervisor.ledger import Ledger
+from superfluid.supervisor.life import Life, Limits
+from superfluid.supervisor.process import Exit
+from superfluid.supervisor.states import LIVE, WorkerState
+from superfluid.supervisor.streams import LiveStream
+from superfluid.supervisor.worker import Worker
+from superfluid_compat import numbers
+from superfluid_compat.errors import (
+    ContractRefused,
+    Draining,
+    ExitCode,
+    ModelError,
+    Overloaded,
+    RuntimeBroken,
+    SuperfluidError,
+    UsageError,
+    WorkerDied,
+    WorkerGaveUp,
+)
+from superfluid_compat.verdicts import require_number
+from superfluid_workerd.link import frames
+from superfluid_workerd.link.frames import Description, GenerationRequest, Prompt, ToDaemon
+from superfluid_workerd.link.refusals import error_of
+
+_LOG = logging.getLogger(__name__)
+MOST_STREAMS: Final = 512
+_BY_EXIT: Final[Mapping[int, type[SuperfluidError]]] = {
+    ExitCode.USAGE: UsageError,
+    ExitCode.MODEL: ModelError,
+    ExitCode.RUNTIME: RuntimeBroken,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What to serve and with what. `load` gets a scratch folder of its own for each worker.
+
+    `command` builds a worker's argv from the link's descriptor, `environment` its environment
+    from the scratch folder. `origins` tells each option's value and where it came from.
+    """
+
+    name: str
+    runtime: str
+    load: frames.Load
+    command: Callable[[int], Sequence[str]]
+    environment: Callable[[Path], Mapping[str, str]]
+    origins: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Where one server keeps what outlives a worker."""
+
+    scratch: Path
+    dossiers: Path
+    ledger: Path
+
+
+class ModelHost:
+    """Starts a worker, starts another when it dies, and tells streams what becomes of them.
+
+    Used from the event loop's thread alone. `wait_s` is how long a request waits for a worker.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        folders: Folders,
+        limits: Limits | None = None,
+        *,
+        wait_s: float = 60.0,
+    ) -> None:
+        self.spec: Final = spec
+        self.created: Final = int(time.time())
+        self.description: Description | None = None
+        self.stats = frames.TurnStats()
+        self.error: SuperfluidError | None = None
+        """Why the last worker failed; cleared when one serves again."""
+        self._folders = folders
+        self._ledger = Ledger(folders.ledger)
+        self._dossiers = Dossiers(folders.dossiers)
+        self._wait_s = wait_s
+        self._life = Life(limits or Limits())
+        self._events: deque[life.Event] = deque()
+        self._handling = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._worker: Worker | None = None
+        self._scratch: Path | None = None
+        self._born = 0.0
+        self._exit: Exit | None = None
+        self._refusal: SuperfluidError | None = None
+        self._numbers = itertools.count(1)
+        self._streams: dict[int, LiveStream] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def state(self) -> WorkerState:
+        return self._life.state
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process, while there is one."""
+        return self._worker.process.pid if self._worker else None
+
+    # What the daemon asks.
+
+    def start(self) -> None:
+        self._dispatch(life.Start())
+
+    async def served(self) -> None:
+        """Return when a worker serves; raise why none ever will."""
+        await self._until(lambda: self.state in _SETTLED)
+        if self.state is not WorkerState.SERVING:
+            raise self._unavailable()
+
+    async def over(self) -> SuperfluidError | None:
+        """Return when no worker runs nor will: the reason, or None when it was asked to end."""
+        await self._until(lambda: self.state in (WorkerState.GAVE_UP, WorkerState.GONE))
+        return self.error if self.state is WorkerState.GAVE_UP else None
+
+    def drain(self, bound_s: float) -> None:
+        """Take no new streams; shut down when those that run have ended, at latest after the
+        bound."""
+        self._dispatch(life.Drain(bound_s))
+        self._idle()
+
+    def halt(self) -> None:
+        """End the worker at once."""
+        self._dispatch(life.Halt())
+
+    def kill(self) -> None:
+        """End the worker without any grace."""
+        self.halt()
+        if self._worker is not None:
+            self._worker.process.kill()
+
+    # What clients ask.
+
+    async def generate(self, request: GenerationRequest) -> LiveStream:
+        worker = await self._serving_worker()
+        if len(self._streams) >= MOST_STREAMS:
+            raise Overloaded(f"{len(self._streams)} streams run or wait, at most {MOST_STREAMS} do")
+        number = next(self._numbers)
+        stream = LiveStream(number, request, lambda: self._cancel(number))
+        worker.send(frames.Generate(stream=number, request=request))
+        self._streams[number] = stream
+        try:
+            await stream.accepted
+        except asyncio.CancelledError:
+            stream.abandon()
+            raise
+        return stream
+
+    async def tokenize(self, prompt: Prompt, *, special: bool) -> frames.Tokenized:
+        answer: frames.Tokenized = await self._ask(
+            lambda number: frames.Tokenize(request=number, prompt=prompt, special=special)
+        )
+        return answer
+
+    async def detokenize(self, tokens: Sequence[int]) -> frames.Detokenized:
+        answer: frames.Detokenized = await self._ask(
+            lambda number: frames.Detokenize(request=number, tokens=list(tokens))
+        )
+        return answer
+
+    async def _ask(self, message: Callable[[int], frames.ToWorker]) -> Any:
+        worker = await self._serving_worker()
+        number = next(self._numbers)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        worker.send(message(number))
+        self._asked[number] = answer
+        try:
+            return await answer
+        finally:
+            self._asked.pop(number, None)
+
+    async def _serving_worker(self) -> Worker:
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._until(lambda: self.state in _SETTLED)
+        except TimeoutError as error:
+            raise Overloaded(
+                f"{self.spec.name} is not loaded after {self._wait_s:g} s of waiting "
+                f"(its worker is {self.state})"
+            ) from error
+        if self.state is not WorkerState.SERVING or self._worker is None:
+            raise self._unavailable()
+        return self._worker
+
+    def _unavailable(self) -> SuperfluidError:
+        if self.state is WorkerState.GAVE_UP and self.error is not None:
+            return self.error
+        return Draining("the server is shutting down")
+
+    def _cancel(self, number: int) -> None:
+        self._streams.pop(number, None)
+        if self._worker is not None:
+            self._worker.send(frames.Cancel(stream=number))
+        self._idle()
+
+    def _idle(self) -> None:
+        if not self._streams:
+            self._dispatch(life.Idle())
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        while not true():
+            changed = self._changed
+            await changed.wait()
+
+    # The machine, and carrying out what it asks for.
+
+    def _dispatch(self, event: life.Event) -> None:
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        before = self.state
+        try:
+            while self._events:
+                for action in self._life.handle(self._events.popleft(), time.monotonic()):
+                    self._perform(action)
+        finally:
+            self._handling = False
+        self._rearm()
+        if self.state is not before:
+            _LOG.info("%s: worker %s → %s", self.spec.name, before, self.state)
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def _rearm(self) -> None:
+        due = self._life.deadline
+        if self._timer is not None:
+            if due is not None and self._due <= due:
+                return  # it comes early, finds nothing due and is armed again
+            self._timer.cancel()
+            self._timer = None
+        if due is not None:
+            self._due = due
+            delay = max(0.0, due - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._elapsed)
+
+    def _elapsed(self) -> None:
+        self._timer = None
+        self._dispatch(life.Elapsed())
+
+    def _perform(self, action: life.Action) -> None:
+        match action:
+            case life.Spawn():
+                self._spawn()
+            case life.SendLoad():
+                self._send(msgspec.structs.replace(self.spec.load, scratch=str(self._scratch)))
+            case life.SendPing():
+                self._send(frames.Ping(number=next(self._numbers)))
+            case life.SendShutdown():
+                self._send(frames.Shutdown())
+            case life.End():
+                if self._worker is not None:
+                    self._worker.process.end()
+            case life.Bury(stage, reason):
+                self._bury(stage, reason)
+            case life.GiveUp(reason, refused):
+                self._give_up(reason, refused=refused)
+
+    def _send(self, message: frames.ToWorker) -> None:
+        if self._worker is not None:
+            self._worker.send(message)
+
+    def _spawn(self) -> None:
+        self._born = time.monotonic()
+        self._exit = None
+        try:
+            self._folders.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._scratch = Path(tempfile.mkdtemp(dir=self._folders.scratch))
+            self._worker = Worker(
+                self.spec.command,
+                environment=self.spec.environment(self._scratch),
+                ledger=self._ledger,
+                listener=self,
+            )
+            self._send(frames.Hello())
+        except OSError as error:
+            self._never_born(RuntimeBroken(f"no worker can be started: {error}"))
+        except RuntimeBroken as error:
+            self._never_born(error)
+
+    def _never_born(self, error: SuperfluidError) -> None:
+        self._refuse(error)
+        self._dispatch(life.Exited("never started"))
+
+    def _bury(self, stage: WorkerState, reason: str) -> None:
+        if self._worker is None or self._exit is None:
+            return
+        dossier = Dossier(
+            id=dossiers.new_id(),
+            time=dossiers.now(),
+            model=self.spec.name,
+            runtime=self.spec.runtime,
+            pid=self._worker.process.pid,
+            stage=stage,
+            reason=reason,
+            exit=self._exit.words(),
+            code=self._exit.code,
+            uptime_s=round(time.monotonic() - self._born, 3),
+            peak_rss_bytes=self._exit.peak_rss_bytes,
+            options=dict(self.spec.origins),
+            stderr=self._worker.process.tail.lines(),
+        )
+        self._dossiers.write(dossier)
+        _LOG.error("%s: worker %s (dossier %s)", self.spec.name, reason, dossier.id)
+        self.error = WorkerDied(
+            f"the worker of {self.spec.name} is gone ({reason})", dossier=dossier.id
+        )
+        self._fail_all(self.error)
+
+    def _give_up(self, reason: str, *, refused: bool) -> None:
+        dossier = self.error.dossier if self.error else None
+        kind = _BY_EXIT.get(self._exit.code, WorkerGaveUp) if self._exit else WorkerGaveUp
+        if self._refusal is not None:
+            self.error = self._refusal
+        elif refused:
+            self.error = kind(f"the worker of {self.spec.name} is gone ({reason})", dossier=dossier)
+        else:
+            failures = self._life.failures
+            self.error = WorkerGaveUp(
+                f"the worker of {self.spec.name} failed {failures} times, the last time: {reason}",
+                dossier=dossier,
+            )
+
+    def _fail_all(self, error: SuperfluidError) -> None:
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(error)
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(error)
+
+    def _refuse(self, error: SuperfluidError) -> None:
+        self._refusal = error
+        self._dispatch(life.Refused(error.message))
+
+    # What the worker does.
+
+    def exited(self, how: Exit) -> None:
+        self._exit = how
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+        self._dispatch(life.Exited(how.words(), final=how.final))
+        self._worker = None
+        if self.state is WorkerState.GONE:
+            self._fail_all(Draining("the server shut down before the answer was complete"))
+
+    def broken(self, reason: str) -> None:
+        self._dispatch(life.Broke(reason))
+
+    def frame(self, message: ToDaemon) -> None:
+        if self.state not in LIVE:
+            return
+        match message:
+            case frames.Hello():
+                self._hello(message)
+            case frames.Stage():
+                self._dispatch(life.Progressed(WorkerState(message.stage)))
+            case frames.Ready():
+                self._loaded(message.description)
+            case frames.LoadFailed():
+                self._load_failed(error_of(message.error))
+            case frames.Prompted():
+                if stream := self._streams.get(message.stream):
+                    stream.prompted(message)
+            case frames.Turn():
+                self._turn(message)
+            case frames.StreamFailed():
+                if failed := self._streams.pop(message.stream, None):
+                    failed.fail(error_of(message.error))
+                    self._idle()
+            case frames.Tokenized() | frames.Detokenized():
+                self._answered(message.request, message)
+            case frames.RequestFailed():
+                self._answered(message.request, error_of(message.error))
+            case frames.Pong():
+                self.stats = message.stats
+                self._dispatch(life.Moved(served=False))
+
+    def _hello(self, message: frames.Hello) -> None:
+        try:
+            require_number("link", found=message.link, wanted=numbers.LINK)
+            require_number("adapter kit", found=message.kit, wanted=numbers.KIT)
+        except ContractRefused as error:
+            self._refuse(error)
+        else:
+            self._dispatch(life.Greeted())
+
+    def _loaded(self, description: Description) -> None:
+        self._dispatch(life.Progressed(WorkerState.SERVING))
+        if self.state is WorkerState.SERVING:
+            self.description = description
+            self.error = None
+
+    def _load_failed(self, error: SuperfluidError) -> None:
+        if error.exit_code is ExitCode.FAILURE:
+            self._dispatch(life.Broke(f"failed to load: {error.message}"))
+        else:
+            self._refuse(error)
+
+    def _turn(self, turn: frames.Turn) -> None:
+        self.stats = turn.stats
+        for delta in turn.deltas:
+            if stream := self._streams.get(delta.stream):
+                stream.gained(delta)
+                if stream.ended:
+                    del self._streams[delta.stream]
+        self._dispatch(life.Moved(served=any(delta.tokens for delta in turn.deltas)))
+        self._idle()
+
+    def _answered(self, number: int, answer: object) -> None:
+        future = self._asked.get(number)
+        if future is None or future.done():
+            return
+        if isinstance(answer, SuperfluidError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+
+_SETTLED: Final = frozenset(
+    {WorkerState.SERVING, WorkerState.DRAINING, WorkerState.GAVE_UP, WorkerState.GONE}
+)

@@ -1,0 +1,114 @@
+"""One generation as the daemon keeps it, apart from the worker that computes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from superfluid_compat.errors import SuperfluidError
+from superfluid_workerd.link.frames import Delta, GenerationRequest, Prompted
+
+_QUEUED: Final = 256
+"""Deltas that wait for a slow reader before neighbours are joined; nothing ever waits for it."""
+
+
+class LiveStream:
+    """Keeps what starting the stream again elsewhere needs: the request (with its seed), the
+    prompt's ids, the committed ids, and how many characters went out per channel.
+
+    `cancel` is called once if the stream is closed before it has ended.
+    """
+
+    def __init__(self, number: int, request: GenerationRequest, cancel: Callable[[], None]) -> None:
+        self.number: Final = number
+        self.request: Final = request
+        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.committed: list[int] = []
+        self.sent: dict[str, int] = {}
+        self._cancel = cancel
+        self._prompt: list[int] = []
+        self._cached = 0
+        self._waiting: deque[Delta] = deque()
+        self._arrived = asyncio.Event()
+        self._error: SuperfluidError | None = None
+        self._ended = False
+
+    @property
+    def prompt(self) -> Sequence[int]:
+        return self._prompt
+
+    @property
+    def cached(self) -> int:
+        return self._cached
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will come from a worker."""
+        return self._ended
+
+    def prompted(self, message: Prompted) -> None:
+        self._prompt, self._cached = message.tokens, message.cached
+        if not self.accepted.done():
+            self.accepted.set_result(None)
+
+    def gained(self, delta: Delta) -> None:
+        """What a turn committed for this stream."""
+        if self._ended:
+            return
+        self.committed += delta.tokens
+        self.sent[delta.channel] = self.sent.get(delta.channel, 0) + len(delta.text)
+        if len(self._waiting) >= _QUEUED and self._waiting[-1].channel == delta.channel:
+            delta = _joined(self._waiting.pop(), delta)
+        self._waiting.append(delta)
+        self._ended = delta.finish is not None
+        self._arrived.set()
+
+    def fail(self, error: SuperfluidError) -> None:
+        """End it with `error`, after what it has gained."""
+        if self._ended:
+            return
+        self._ended = True
+        self._error = error
+        if not self.accepted.done():
+            self.accepted.set_exception(error)
+        self._arrived.set()
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        while True:
+            while self._waiting:
+                delta = self._waiting.popleft()
+                yield delta
+                if delta.finish is not None:
+                    return
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                return
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    async def close(self) -> None:
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Stop caring; the worker is told when it still computes."""
+        self._waiting.clear()
+        if not self._ended:
+            self._ended = True
+            self._cancel()
+            self._arrived.set()
+        if not self.accepted.done():
+            self.accepted.cancel()
+
+
+def _joined(first: Delta, second: Delta) -> Delta:
+    return msgspec.structs.replace(
+        second,
+        tokens=first.tokens + second.tokens,
+        text=first.text + second.text,
+        logprobs=first.logprobs + second.logprobs,
+    )
