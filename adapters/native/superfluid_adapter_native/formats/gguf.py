@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-import numpy as np
-
 from superfluid_adapter_native.formats.arrays import StringArray
 from superfluid_adapter_native.formats.files import mapped
 from superfluid_adapter_native.formats.source import ModelSource, Tensor
@@ -244,7 +242,7 @@ class _Header:
             self._damaged(f"{_short(key)} has value type {kind}, 0 to 12 were wanted")
         return self._take(layout, key)
 
-    def _array(self, key: str) -> Sequence[Any] | np.ndarray[Any, Any]:
+    def _array(self, key: str) -> Sequence[Any]:
         kind, count = self._take(_U32, key), self._take(_U64, key)
         if kind == _STRING:
             return self._string_array(key, count)
@@ -253,7 +251,8 @@ class _Header:
             found = "arrays" if kind == _ARRAY else f"value type {kind}"
             self._damaged(f"{_short(key)} is an array of {found}, of numbers or strings was wanted")
         start = self._advance(count * layout.size, key)
-        return np.frombuffer(self._data[start : self._at], layout.format)
+        # A view's elements are Python's own numbers; every platform we run on is little-endian.
+        return memoryview(self._data[start : self._at]).cast(layout.format[1:])
 
     def _string_array(self, key: str, count: int) -> StringArray:
         self._strings += count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +33,12 @@ class ModelSource:
     arrays are sequences that decode an element when it is asked for. `tensors` has GGUF's names
     (`token_embd.weight`, `blk.0.attn_q.weight`). `rotated` says how queries and keys are laid out
     for RoPE: `pairs` for neighbours (GGUF's llama), `halves` for the first half with the second.
+
+    Where formats differ: `norm_shift` is to be added to every tensor named `*_norm.weight`, as
+    safetensors of Gemma hold them less by one than GGUF does. `vectors` has what GGUF keeps in
+    small tensors and other formats as settings, by the tensor's name (`rope_freqs.weight`).
+    Experts that lie apart have GGUF's older names, one matrix each (`blk.0.ffn_gate.3.weight`
+    for expert 3), instead of one tensor for all (`blk.0.ffn_gate_exps.weight`).
     """
 
     path: Path
@@ -43,3 +49,5 @@ class ModelSource:
     tensors: Mapping[str, Tensor]
     rotated: Literal["pairs", "halves"]
     total_bytes: int
+    norm_shift: float = 0.0
+    vectors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
