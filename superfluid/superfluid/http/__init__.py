@@ -1,0 +1,1 @@
+"""The HTTP face: one room per API, everything behind `GenerationRequest` shared."""

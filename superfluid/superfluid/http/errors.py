@@ -1,0 +1,85 @@
+"""Errors as OpenAI clients expect them, and what becomes of foreign exceptions."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from superfluid_compat.errors import (
+    InvalidField,
+    MalformedRequest,
+    MethodNotAllowed,
+    NoSuchRoute,
+    Overloaded,
+    RequestError,
+    SuperfluidError,
+)
+
+_log = logging.getLogger(__name__)
+RETRY_AFTER_S = 1
+
+
+def body(error: SuperfluidError) -> dict[str, Any]:
+    """The error object of a response or of a stream's last event."""
+    kind = "invalid_request_error" if isinstance(error, RequestError) else "server_error"
+    found = {
+        "message": error.line(),
+        "type": kind,
+        "param": error.param,
+        "code": error.code,
+    }
+    if error.dossier is not None:
+        found["dossier"] = error.dossier
+    return {"error": found}
+
+
+def response(error: SuperfluidError) -> JSONResponse:
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(error, Overloaded) else None
+    return JSONResponse(body(error), status_code=error.http_status, headers=headers)
+
+
+def of_validation(error: ValidationError) -> RequestError:
+    """The first complaint of pydantic, in our words."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return MalformedRequest(f"the body is not JSON: {first.get('ctx', {}).get('error')}")
+    field = ".".join(str(part) for part in first["loc"] if not _is_branch(part))
+    if not field:
+        return MalformedRequest(f"the body has the wrong shape: {first['msg']}")
+    return InvalidField(f"{field}: {first['msg']}", param=field)
+
+
+def _is_branch(part: int | str) -> bool:
+    """Pydantic names the branch of a union (`list[int]`, `function-before[...]`) in the path."""
+    return isinstance(part, str) and not part.isidentifier()
+
+
+async def on_superfluid(request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, SuperfluidError):
+        raise error
+    if error.http_status >= 500:
+        _log.warning("%s %s: %s", request.method, request.url.path, error.line())
+    return response(error)
+
+
+async def on_http(request: Request, error: Exception) -> JSONResponse:
+    """Starlette's own refusals: no such route, no such method."""
+    if not isinstance(error, HTTPException):
+        raise error
+    path = request.url.path
+    if error.status_code == 405:
+        return response(MethodNotAllowed(f"{request.method} is not allowed on {path}"))
+    return response(NoSuchRoute(f"there is no {path} here"))
+
+
+async def on_bug(request: Request, error: Exception) -> JSONResponse:
+    """A fault of ours: the log gets it whole, the client one line."""
+    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return response(
+        SuperfluidError(f"{type(error).__name__} in the server", fix="report this with the log")
+    )

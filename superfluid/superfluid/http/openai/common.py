@@ -1,0 +1,252 @@
+"""What completions and chat completions share: sampling fields, choices, usage, answers."""
+
+from __future__ import annotations
+
+import abc
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from superfluid.http import bodies, sse, streams
+from superfluid.http.settings import HttpSettings
+from superfluid.supervisor.service import ServedModel, Service, Stream
+from superfluid_compat.errors import InvalidField, UnknownModel
+from superfluid_workerd.link import validate
+from superfluid_workerd.link.frames import (
+    Delta,
+    GenerationRequest,
+    Prompt,
+    Sampling,
+    TokenLogprob,
+)
+
+MOST_CHOICES = 128
+_SEEDS = 1 << 63
+
+
+class StreamOptions(bodies.Body):
+    include_usage: bool = False
+
+
+class GenerationBody(bodies.Body, abc.ABC):
+    """The fields that both kinds of completion take; those OpenAI lacks carry llama.cpp's or
+    vLLM's names."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+
+    def sampling(self, logprobs: int | None) -> Sampling:
+        seed = secrets.randbelow(_SEEDS) if self.seed is None else self.seed
+        bias = {_token(key): value for key, value in (self.logit_bias or {}).items()}
+        return Sampling(
+            seed=seed,
+            logprobs=logprobs,
+            **bodies.present(
+                temperature=self.temperature,
+                top_p=self.top_p,
+                top_k=self.top_k,
+                min_p=self.min_p,
+                typical_p=self.typical_p,
+                repetition_penalty=self.repetition_penalty,
+                presence_penalty=self.presence_penalty,
+                frequency_penalty=self.frequency_penalty,
+                logit_bias=bias or None,
+            ),
+        )
+
+    @abc.abstractmethod
+    def generation_requests(self) -> list[GenerationRequest]:
+        """What the body asks for. Raises `InvalidField`."""
+
+    @abc.abstractmethod
+    def shape(self) -> Shape:
+        """How the answer is written."""
+
+    def _requests(
+        self, prompts: Sequence[Prompt], *, max_tokens: int | None, logprobs: int | None
+    ) -> list[GenerationRequest]:
+        """`n` checked requests for each prompt, prompt by prompt, each with its own seed."""
+        count = 1 if self.n is None else self.n
+        if not 1 <= count * len(prompts) <= MOST_CHOICES:
+            raise InvalidField(
+                f"n asks for {count * len(prompts)} choices, wanted 1 to {MOST_CHOICES}", param="n"
+            )
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        sampling = self.sampling(logprobs)
+        made = []
+        for index in range(count * len(prompts)):
+            request = GenerationRequest(
+                prompt=prompts[index // count],
+                sampling=_seeded(sampling, index),
+                max_tokens=max_tokens,
+                stop=tuple(stop),
+                stop_tokens=tuple(self.stop_token_ids or ()),
+                ignore_eos=self.ignore_eos,
+            )
+            validate.check_request(request)
+            made.append(request)
+        return made
+
+
+def _token(key: str) -> int:
+    if not (key.isascii() and key.isdigit()):
+        raise InvalidField(f"logit_bias names token {key!r}, wanted a token id", param="logit_bias")
+    return int(key)
+
+
+def _seeded(sampling: Sampling, index: int) -> Sampling:
+    """Choices of one request differ; the first has the seed that was given."""
+    if index == 0:
+        return sampling
+    fields = {name: getattr(sampling, name) for name in sampling.__struct_fields__}
+    return Sampling(**{**fields, "seed": (sampling.seed + index) % _SEEDS})
+
+
+def served(service: Service, name: str | None) -> ServedModel:
+    """The served model of that name; without a name, the only one. Raises `UnknownModel`."""
+    known = {model.name: model for model in service.models()}
+    if name is None and len(known) == 1:
+        return next(iter(known.values()))
+    if name is None or name not in known:
+        found = "no model was named" if name is None else f"there is no model {name!r}"
+        raise UnknownModel(f"{found}, this server has {', '.join(known)}", param="model")
+    return known[name]
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer as it grows."""
+
+    text: str = ""
+    finish: str | None = None
+    tokens: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.tokens += len(delta.tokens)
+        self.logprobs += delta.logprobs
+        self.finish = delta.finish or self.finish
+
+
+class Shape(Protocol):
+    """How one kind of completion writes its answers."""
+
+    prefix: str
+    whole: str
+    part: str
+
+    def choice(self, index: int, choice: Choice, stream: Stream) -> dict[str, Any]:
+        """A finished choice."""
+        ...
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """The choice of the first event, if this kind has one."""
+        ...
+
+    def piece(self, index: int, delta: Delta) -> dict[str, Any]:
+        """The choice of an event."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One HTTP request on its way: what to generate and how to write it."""
+
+    service: Service
+    settings: HttpSettings
+    model: str
+    body: GenerationBody
+    requests: Sequence[GenerationRequest]
+    shape: Shape
+
+    async def respond(self, request: Request) -> Response:
+        if self.body.stream:
+            response: Response = sse.EventStream(self._events)
+        else:
+            response = JSONResponse(await streams.unless_gone(request, self._collected()))
+        response.headers.update(bodies.headers(self.body))
+        return response
+
+    async def _collected(self) -> dict[str, Any]:
+        async with streams.started(self.service, self.model, self.requests) as running:
+            choices = [Choice() for _ in running]
+            async with aclosing(streams.merged(running, self.settings.keep_alive_s)) as events:
+                async for event in events:
+                    if event.delta is not None:
+                        choices[event.index].add(event.delta)
+            written = [
+                self.shape.choice(i, choice, stream)
+                for i, (choice, stream) in enumerate(zip(choices, running, strict=True))
+            ]
+            return {
+                **self._head(self.shape.whole),
+                "choices": written,
+                "usage": self._usage(running, sum(choice.tokens for choice in choices)),
+            }
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        options = self.body.stream_options
+        with_usage = options is not None and options.include_usage
+        head = {**self._head(self.shape.part), **({"usage": None} if with_usage else {})}
+        tokens = 0
+        async with streams.started(self.service, self.model, self.requests) as running:
+            for index in range(len(running)):
+                opening = self.shape.opening(index)
+                if opening is not None:
+                    yield sse.event({**head, "choices": [opening]})
+            async with aclosing(streams.merged(running, self.settings.keep_alive_s)) as events:
+                async for event in events:
+                    if event.delta is None:
+                        yield sse.KEEP_ALIVE
+                        continue
+                    tokens += len(event.delta.tokens)
+                    if event.delta.text or event.delta.finish or event.delta.logprobs:
+                        piece = self.shape.piece(event.index, event.delta)
+                        yield sse.event({**head, "choices": [piece]})
+            if with_usage:
+                usage = self._usage(running, tokens)
+                yield sse.event({**head, "choices": [], "usage": usage})
+            yield sse.DONE
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": f"{self.shape.prefix}-{secrets.token_hex(12)}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": self.model,
+        }
+
+    def _usage(self, running: Sequence[Stream], completion: int) -> dict[str, Any]:
+        """A prompt with several choices counts once."""
+        each = 1 if self.body.n is None else self.body.n
+        firsts = running[::each]
+        prompt = sum(len(stream.prompt) for stream in firsts)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(stream.cached for stream in firsts)},
+        }
