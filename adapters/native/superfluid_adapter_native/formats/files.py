@@ -64,3 +64,20 @@ def read_small(path: Path, limit_bytes: int) -> bytes:
             raise ModelDamaged(f"{path}: has {size} bytes, at most {limit_bytes} were wanted")
         with os.fdopen(os.dup(descriptor), "rb") as stream:
             return stream.read(limit_bytes)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether `path` is a folder; what cannot be looked at is none."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is anything by that name, be it a link that leads nowhere."""
+    try:
+        path.lstat()
+    except (OSError, ValueError):
+        return False
+    return True

@@ -252,7 +252,9 @@ class _Header:
             self._damaged(f"{_short(key)} is an array of {found}, of numbers or strings was wanted")
         start = self._advance(count * layout.size, key)
         # A view's elements are Python's own numbers; every platform we run on is little-endian.
-        return memoryview(self._data[start : self._at]).cast(layout.format[1:])
+        code: Any = layout.format[1:]
+        view: memoryview[Any] = memoryview(self._data[start : self._at]).cast(code)
+        return view
 
     def _string_array(self, key: str, count: int) -> StringArray:
         self._strings += count

@@ -1,0 +1,186 @@
+"""`config.json` of a Hugging Face folder in GGUF's metadata keys.
+
+Meanings and defaults: the configuration classes of `transformers` for each `model_type`; keys:
+llama.cpp's `convert_hf_to_gguf.py`. A setting that changes the computation and that we do not
+carry over is refused, never dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgspec
+
+from superfluid_adapter_native.formats.huggingface_rope import rope
+from superfluid_compat.errors import ModelDamaged, UnsupportedArchitecture
+
+ARCHITECTURES: Final = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "phi3": "phi3",
+}
+"""`model_type` to GGUF's architecture."""
+
+_WINDOW_EVERY: Final = {"gemma2": 2, "gemma3": 6}
+"""Each block of so many layers ends in one that sees everything."""
+
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+Length: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """What we read of `config.json`; the rest is about training or other parts of a model."""
+
+    model_type: str
+    hidden_size: Count
+    intermediate_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    max_position_embeddings: Length
+    rms_norm_eps: float
+    num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
+    hidden_act: str | None = None
+    hidden_activation: str | None = None
+    tie_word_embeddings: bool | None = None
+    rope_theta: float | None = None
+    rope_local_base_freq: float = 10_000.0
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    partial_rotary_factor: float | None = None
+    original_max_position_embeddings: Length | None = None
+    sliding_window: Length | None = None
+    sliding_window_pattern: int | None = None
+    use_sliding_window: bool = False
+    layer_types: list[str] | None = None
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
+    query_pre_attn_scalar: float | None = None
+    use_bidirectional_attention: bool = False
+    num_experts: Count | None = None
+    num_experts_per_tok: Count | None = None
+    moe_intermediate_size: Count | None = None
+    norm_topk_prob: bool = False
+    decoder_sparse_step: int = 1
+    mlp_only_layers: list[int] = []
+
+
+class Header(msgspec.Struct, frozen=True):
+    """A configuration as `ModelSource` states it. `tied`: the embedding is the head too."""
+
+    architecture: str
+    metadata: dict[str, Any]
+    vectors: dict[str, tuple[float, ...]]
+    tied: bool
+
+
+def header(found: dict[str, Any], where: str) -> Header:
+    """The header that `config.json`'s object `found` stands for.
+
+    Raises `UnsupportedArchitecture` for a `model_type` or setting we do not serve, `ModelDamaged`
+    for a missing key or a value of the wrong type."""
+    kind = found.get("model_type")
+    architecture = ARCHITECTURES.get(kind) if isinstance(kind, str) else None
+    if architecture is None:
+        raise UnsupportedArchitecture(
+            f"{where}: model_type is {kind!r:.60}, one of {', '.join(ARCHITECTURES)} was wanted"
+        )
+    if found.get("quantization_config") is not None:
+        raise UnsupportedArchitecture(
+            f"{where}: has a quantization_config, plain weights were wanted"
+        )
+    try:
+        config = msgspec.convert(found, Config)
+        _check(config, architecture, where)
+        return _header(config, architecture, where)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise ModelDamaged(f"{where}: {error}") from error
+
+
+def _header(config: Config, architecture: str, where: str) -> Header:
+    head_dim = config.head_dim or config.hidden_size // max(1, config.num_attention_heads)
+    settings, vectors = rope(config, head_dim, where)
+    keys = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads or config.num_attention_heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        **settings,
+        **_family(config, architecture),
+    }
+    metadata = {f"{architecture}.{key}": value for key, value in keys.items() if value is not None}
+    tied = config.tie_word_embeddings
+    return Header(
+        architecture,
+        {"general.architecture": architecture, **metadata},
+        vectors,
+        architecture.startswith("gemma") if tied is None else tied,
+    )
+
+
+def _family(config: Config, architecture: str) -> dict[str, Any]:
+    """Keys that only some families have; None leaves a key out."""
+    match architecture:
+        case "gemma2" | "gemma3":
+            scalar = config.query_pre_attn_scalar
+            return {
+                "attention.sliding_window": config.sliding_window,
+                "attention.scale": None if not scalar or scalar < 0 else scalar**-0.5,
+                # In a configuration null means off, in GGUF an absent key the family's default.
+                "attn_logit_softcapping": config.attn_logit_softcapping or 0.0,
+                "final_logit_softcapping": config.final_logit_softcapping or 0.0,
+            }
+        case "phi3" | "llama":
+            return {"attention.sliding_window": config.sliding_window}
+        case "qwen3moe":
+            return {
+                "expert_count": config.num_experts,
+                "expert_used_count": config.num_experts_per_tok,
+                "expert_feed_forward_length": config.moe_intermediate_size,
+            }
+        case _:
+            return {}
+
+
+def _check(config: Config, architecture: str, where: str) -> None:
+    """Settings that the forward pass of a family takes for granted."""
+    gemma = architecture.startswith("gemma")
+    activation = config.hidden_activation or config.hidden_act
+    wanted = ("gelu_pytorch_tanh", "gelu_tanh") if gemma else ("silu", "swish")
+    moe = architecture == "qwen3moe"
+    refused = {
+        "hidden_act": activation not in {*wanted, None},
+        "use_sliding_window": config.use_sliding_window,
+        "use_bidirectional_attention": config.use_bidirectional_attention,
+        "layer_types": gemma and not _windows_fit(config, _WINDOW_EVERY[architecture]),
+        "norm_topk_prob": moe and not config.norm_topk_prob,
+        "decoder_sparse_step": moe and config.decoder_sparse_step != 1,
+        "mlp_only_layers": moe and bool(config.mlp_only_layers),
+    }
+    for name, wrong in refused.items():
+        if wrong:
+            raise UnsupportedArchitecture(
+                f"{where}: {name} is {getattr(config, name)!r:.80}, which the native runtime's "
+                f"{architecture} does not do"
+            )
+
+
+def _windows_fit(config: Config, every: int) -> bool:
+    """Whether the layers that see everything are every so-manieth, as GGUF takes for granted."""
+    if config.layer_types is not None:
+        return all(
+            (kind == "full_attention") == (layer % every == every - 1)
+            for layer, kind in enumerate(config.layer_types)
+        )
+    return config.sliding_window_pattern in {None, every}
