@@ -1,0 +1,293 @@
+"""The kernels' door: products with weights, and what a transformer does between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from superfluid_adapter_native.kernels import attention, elementwise, layouts, products
+from superfluid_adapter_native.kernels.cache import KernelCache
+from superfluid_adapter_native.kernels.driver import Driver
+from superfluid_adapter_native.kernels.features import Features, host
+from superfluid_adapter_native.kernels.weights import Activations, Weight
+from superfluid_adapter_native.quants.types import BY_NAME, TensorType
+
+Floats = NDArray[np.float32]
+
+_TASK_BYTES: Final = 32 << 10
+_ALONE_BYTES: Final = 32 << 10
+_ALONE_FLOATS: Final = 16 << 10
+_ALONE_MACS: Final = 64 << 10
+_SPAN: Final = 4 << 10
+_Q8_0: Final = BY_NAME["Q8_0"]
+_CACHE_TYPES: Final = {"float32": BY_NAME["F32"], "float16": BY_NAME["F16"], "uint8": _Q8_0}
+
+
+class Kernels:
+    """Everything compiled for one process; called by one thread at a time.
+
+    `exact` multiplies with floats as they are; otherwise x is rounded to int8 per thirty-two where
+    a weight is quantised. Either way a row of a result has the same bits whatever rows stand beside
+    it and however many threads there are. `cache` is a folder that kernels are read from, and
+    written to if `writable`; without one everything compiles here.
+    """
+
+    def __init__(
+        self,
+        *,
+        threads: int,
+        exact: bool,
+        cache: Path | None,
+        writable: bool = False,
+        features: Features | None = None,
+    ) -> None:
+        self.exact = exact
+        self.features = host() if features is None else features
+        self.store = KernelCache(cache, writable=writable)
+        self._driver = Driver(self.store, threads)
+        self._kernels: dict[str, int] = {}
+        self._scratch = np.empty(0, np.float32)
+
+    def weight(
+        self, kind: TensorType, raw: NDArray[np.uint8], shape: tuple[int, int], *, resident: bool
+    ) -> Weight:
+        """A matrix of `kind` over its bytes, which are neither copied nor re-arranged.
+
+        Raises ValueError if `raw` is not exactly as long as `shape` says.
+        """
+        rows, columns = shape
+        row_bytes = kind.row_bytes(columns)
+        if raw.nbytes != rows * row_bytes or not raw.flags.c_contiguous:
+            raise ValueError(f"{raw.nbytes} bytes of {kind.name}, {rows * row_bytes} wanted")
+        return Weight(kind, shape, raw, _address(raw), row_bytes)
+
+    def quantise(self, x: Floats) -> Activations:
+        """Rows of x (n, columns) ready for `linear`, to be shared by several weights."""
+        x = _rows(x)
+        n, columns = x.shape
+        if self.exact or columns % layouts.GROUP:
+            return Activations(x)
+        codes = np.empty((n, columns), np.int8)
+        scales = np.empty((n, columns // layouts.GROUP), np.float32)
+        fours = np.empty((n, columns // 4), np.float32)
+        words = [_address(x), x.strides[0], scales.shape[1]]
+        words += [_address(codes), _address(scales), _address(fours)]
+        kernel = self._kernel("quantise", products.quantiser)
+        self._driver.run(kernel, words, n, alone=n < 8)
+        return Activations(x, codes, scales, fours)
+
+    def linear(self, x: Floats | Activations, weight: Weight, out: Floats | None = None) -> Floats:
+        """x (n, columns) times the transposed weight: (n, rows)."""
+        given = x if isinstance(x, Activations) else Activations(_rows(x))
+        rows, columns = weight.shape
+        n = given.x.shape[0]
+        if given.x.shape[1] != columns:
+            raise ValueError(f"x has {given.x.shape[1]} columns, {columns} wanted")
+        out = _target(out, (n, rows))
+        integers = not self.exact and weight.type.name in layouts.UNPACK
+        if integers and given.codes is None:
+            given = self.quantise(given.x)
+        per_task = max(1, _TASK_BYTES // weight.row_bytes)
+        words = [
+            weight.address,
+            weight.row_bytes,
+            rows,
+            per_task,
+            columns // weight.type.elements if integers else columns,
+        ]
+        words += [n, _address(out), out.strides[0]]
+        if (
+            given.codes is not None
+            and given.scales is not None
+            and given.fours is not None
+            and integers
+        ):
+            words += [_address(given.codes), _address(given.scales), _address(given.fours), columns]
+            make = products.int8_product
+        else:
+            words += [_address(given.x), given.x.strides[0]]
+            make = products.float_product
+        kernel = self._typed(make, weight.type.name)
+        tasks = -(-rows // per_task)
+        self._driver.run(kernel, words, tasks, alone=n * weight.bytes < _ALONE_BYTES)
+        return out
+
+    def gather(self, weight: Weight, ids: Sequence[int] | NDArray[np.int64]) -> Floats:
+        """Rows `ids` of a weight as floats: (n, columns). Raises IndexError outside its rows."""
+        wanted = np.ascontiguousarray(ids, np.int64)
+        rows, columns = weight.shape
+        if wanted.size and not (wanted.min() >= 0 and wanted.max() < rows):
+            raise IndexError(f"row {wanted.max()} of {rows}")
+        out = np.empty((wanted.size, columns), np.float32)
+        words = [weight.address, weight.row_bytes, columns]
+        words += [_address(wanted), _address(out), out.strides[0]]
+        kernel = self._typed(products.reader, weight.type.name)
+        self._driver.run(kernel, words, wanted.size, alone=wanted.size < 16)
+        return out
+
+    def rms_norm(
+        self,
+        x: Floats,
+        w: Floats,
+        eps: float,
+        *,
+        added: Floats | None = None,
+        out: Floats | None = None,
+    ) -> Floats:
+        """Rows x (..., columns) / sqrt(mean(x²) + eps) * w, plus `added`; `out` may be either."""
+        x, w = _rows(x), _rows(w)
+        out = _target(out, x.shape)
+        columns = x.shape[-1]
+        if w.shape != (columns,) or (added is not None and added.shape != x.shape):
+            raise ValueError(f"x has rows of {columns}; w {w.shape} or the added rows do not")
+        kept = None if added is None else _rows(added)
+        words = [_address(x), _address(w), columns, elementwise.bits(eps)]
+        words += [0 if kept is None else _address(kept), _address(out)]
+        self._run("rms_norm", elementwise.rms_norm, words, x.size // columns, x.size)
+        return out
+
+    def silu_mul(self, gate: Floats, up: Floats, out: Floats | None = None) -> Floats:
+        """silu(gate) * up; `out` may be either of them."""
+        return self._gated("silu", gate, up, out)
+
+    def gelu_tanh_mul(self, gate: Floats, up: Floats, out: Floats | None = None) -> Floats:
+        """gelu(gate) * up by the tanh formula; `out` may be either of them."""
+        return self._gated("gelu_tanh", gate, up, out)
+
+    def _gated(self, name: str, gate: Floats, up: Floats, out: Floats | None) -> Floats:
+        gate, up = _rows(gate), _rows(up)
+        if up.shape != gate.shape:
+            raise ValueError(f"gate is {gate.shape}, up is {up.shape}")
+        out = _target(out, gate.shape)
+        words = [_address(gate), _address(up), _address(out), gate.size, _SPAN]
+        make = partial(elementwise.gated, name)
+        self._run(f"gated-{name}", make, words, -(-gate.size // _SPAN), gate.size)
+        return out
+
+    def softcap(self, x: Floats, cap: float) -> None:
+        """x = cap * tanh(x / cap), in place over a contiguous array."""
+        x = _target(x, x.shape)
+        words = [_address(x), x.size, _SPAN, elementwise.bits(cap)]
+        self._run("softcap", elementwise.softcap, words, -(-x.size // _SPAN), x.size)
+
+    def rope(
+        self, q: Floats, cosines: Floats, sines: Floats, pairing: Literal["pairs", "halves"]
+    ) -> None:
+        """Turns q (n, heads, size) in place by the tables (n, half) of its rows' positions.
+
+        The first 2 * half floats of a head are turned: float i with float half + i (`halves`), or
+        float 2i with float 2i + 1 (`pairs`).
+        """
+        n, heads, size = q.shape
+        cosines, sines = _rows(cosines), _rows(sines)
+        half = cosines.shape[-1]
+        if not cosines.shape == sines.shape == (n, half) or 2 * half > size:
+            raise ValueError(f"tables {cosines.shape}, {sines.shape} for q {q.shape}")
+        q = _target(q, q.shape)
+        words = [_address(q), heads, size, half, _address(cosines), _address(sines)]
+        self._run(f"rope-{pairing}", partial(elementwise.rope, pairing), words, n, q.size)
+
+    def append(self, cache: NDArray[Any], start: int, x: Floats) -> None:
+        """Writes x (n, heads, size) at positions `start` and on, slot = position mod capacity.
+
+        `cache` is (capacity, heads, size) of float32 or float16, or (capacity, heads, bytes) of
+        uint8 for Q8_0.
+        """
+        n, heads, size = x.shape
+        if cache.dtype == np.uint8:
+            x = _rows(x)
+            if cache.shape[1:] != (heads, _Q8_0.row_bytes(size)) or not cache.flags.c_contiguous:
+                raise ValueError(f"a Q8_0 cache of {cache.shape} for rows of {x.shape[1:]}")
+            words = [_address(x), heads * size, _address(cache), cache.strides[0], start]
+            self._run("pack", attention.packer, [*words, cache.shape[0]], n, x.size)
+            return
+        first = start % cache.shape[0]
+        if first + n <= cache.shape[0]:
+            cache[first : first + n] = x
+        else:
+            cache[(start + np.arange(n)) % cache.shape[0]] = x
+
+    def attention(
+        self,
+        q: Floats,
+        keys: NDArray[Any],
+        values: NDArray[Any],
+        *,
+        start: int,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        out: Floats | None = None,
+    ) -> Floats:
+        """Causal attention of q (n, heads, size), its rows at `start` and on: (n, heads, size).
+
+        Keys and values are as `append` left them, those of q's own positions included. Row i sees
+        the last `window` positions up to its own. A ring needs a capacity of window + n - 1 or
+        more. Several query heads in a row share one key head.
+        """
+        n, heads, size = q.shape
+        q, out = _rows(q), _target(out, q.shape)
+        kind = _CACHE_TYPES[keys.dtype.name]
+        capacity, kv_heads, width = keys.shape
+        if heads % kv_heads or width * keys.itemsize != kind.row_bytes(size):
+            raise ValueError(f"a cache of {keys.shape} {kind.name} for queries of {q.shape}")
+        if keys.shape != values.shape or keys.dtype != values.dtype:
+            raise ValueError(f"keys are {keys.shape}, values {values.shape}")
+        last = start + n
+        span = last if window is None else min(last, window)
+        if min(last, span + n - 1) > capacity:
+            raise ValueError(f"{min(last, span + n - 1)} positions in a cache of {capacity}")
+        each = heads // kv_heads * span
+        if self._scratch.size < each * self._driver.threads:
+            self._scratch = np.empty(2 * each * self._driver.threads, np.float32)
+        words = [_address(q), _address(out), heads, kv_heads, size]
+        for cache in (keys, values):
+            words += [_address(cache), cache.strides[0], cache.strides[1]]
+        words += [capacity, start, span if window is None else window]
+        words += [elementwise.bits(scale), elementwise.bits(softcap or 0.0)]
+        words += [_address(self._scratch), 4 * each]
+        kernel = self._typed(attention.attention, kind.name)
+        self._driver.run(kernel, words, n * kv_heads, alone=n * each * size < _ALONE_MACS)
+        return out
+
+    def _run(
+        self,
+        name: str,
+        make: Callable[[], products.Kernel],
+        words: Sequence[int],
+        tasks: int,
+        floats: int,
+    ) -> None:
+        kernel = self._kernel(name, make)
+        self._driver.run(kernel, words, tasks, alone=floats < _ALONE_FLOATS)
+
+    def _typed(self, make: Callable[[str, Features], products.Kernel], kind: str) -> int:
+        name = f"{make.__name__}-{kind}-{self.features.name}"
+        return self._kernel(name, lambda: make(kind, self.features))
+
+    def _kernel(self, name: str, make: Callable[[], products.Kernel]) -> int:
+        address = self._kernels.get(name)
+        if address is None:
+            address = self._kernels[name] = self._driver.kernel(name, make())
+        return address
+
+
+def _address(array: NDArray[np.generic]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _rows(x: Floats) -> Floats:
+    return np.ascontiguousarray(x, np.float32)
+
+
+def _target(out: Floats | None, shape: tuple[int, ...]) -> Floats:
+    if out is None:
+        return np.empty(shape, np.float32)
+    if out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
+        raise ValueError(f"out is {out.dtype} {out.shape}, contiguous float32 {shape} wanted")
+    return out

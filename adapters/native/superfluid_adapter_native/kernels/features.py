@@ -1,0 +1,57 @@
+"""Which vector instructions the kernels may use: a table over what the processor states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Dot = Literal["evex", "vex", "neon", "plain"]
+Lookup = Literal["pshufb", "tbl", "plain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """`dot` multiplies bytes and sums fours; `lookup` reads sixteen-entry byte tables.
+
+    `evex` and `vex` are x86's VNNI in its AVX-512 and its AVX encoding, `neon` is Arm's dot
+    product, and `plain` is correct on every processor.
+    """
+
+    dot: Dot = "plain"
+    lookup: Lookup = "plain"
+
+    @property
+    def unsigned(self) -> bool:
+        """Whether the product's first operand is unsigned, as x86 wants it."""
+        return self.dot in ("evex", "vex")
+
+    @property
+    def name(self) -> str:
+        return f"{self.dot}_{self.lookup}"
+
+
+PLAIN: Final = Features()
+
+_DOTS: Final[tuple[tuple[frozenset[str], Dot], ...]] = (
+    (frozenset({"avx512vnni", "avx512vl"}), "evex"),
+    (frozenset({"avxvnni"}), "vex"),
+    (frozenset({"dotprod"}), "neon"),
+)
+_LOOKUPS: Final[tuple[tuple[frozenset[str], Lookup], ...]] = (
+    (frozenset({"avx2"}), "pshufb"),
+    (frozenset({"neon"}), "tbl"),
+)
+
+
+def choose(stated: frozenset[str]) -> Features:
+    """The best of our tables among the features that LLVM's names state."""
+    dots: list[Dot] = [dot for wanted, dot in _DOTS if wanted <= stated]
+    lookups: list[Lookup] = [lookup for wanted, lookup in _LOOKUPS if wanted <= stated]
+    return Features(dots[0] if dots else "plain", lookups[0] if lookups else "plain")
+
+
+def host() -> Features:
+    """What this processor has."""
+    import llvmlite.binding as llvm
+
+    return choose(frozenset(name for name, has in llvm.get_host_cpu_features().items() if has))

@@ -1,0 +1,278 @@
+"""The inner loops, one matrix row at a time, as functions that compiled code can call.
+
+A row meets a *tile* of one or four rows of x. However wide the tile, an element of the result is
+summed in the same order, so it has the same bits whatever else is computed beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from llvmlite import ir
+from numba.core import cgutils as numba_cgutils
+from numba.core import types
+from numba.extending import intrinsic
+
+from superfluid_adapter_native.kernels import layouts
+from superfluid_adapter_native.kernels.features import Features
+from superfluid_adapter_native.kernels.vectors import (
+    F8,
+    FLOAT,
+    HALF,
+    I8,
+    I32,
+    I64,
+    LANES,
+    Emit,
+    Value,
+    vector,
+)
+from superfluid_adapter_native.quants.types import BY_NAME
+
+cgutils: Any = numba_cgutils
+
+TILE: Final = 4
+_CHAINS: Final = 2
+
+Inline = Any
+"""A function of addresses and counts that exists only inside compiled code."""
+
+
+def inline(names: str, returns: Any, write: Callable[..., Value | None]) -> Inline:
+    """An intrinsic over integer arguments; `write(builder, *arguments)` emits its body."""
+    count = len(names.split())
+
+    def typed(*args: Any) -> Any:
+        signature = returns(*([types.intp] * count))
+
+        def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+            return write(builder, *values) or context.get_dummy_value()
+
+        return signature, generate
+
+    scope: dict[str, Any] = {"typed": typed}
+    text = f"lambda typingctx, {', '.join(names.split())}: typed()"
+    return intrinsic(eval(text, scope))  # noqa: S307 - numba reads the parameters' names
+
+
+def moved(e: Emit, pointer: Value, index: Value, size: int) -> Value:
+    """The byte pointer `index` times `size` bytes further on."""
+    offset = e.b.mul(index, ir.Constant(I64, size))
+    return e.b.gep(pointer, [offset], source_etype=I8)
+
+
+def _tile(e: Emit, base: Value, stride: Value, count: int) -> list[Value]:
+    """Byte pointers to `count` rows that lie `stride` bytes apart."""
+    return [e.pointer(e.b.add(base, e.b.mul(stride, ir.Constant(I64, t)))) for t in range(count)]
+
+
+def _sums(builder: Value, count: int) -> list[Value]:
+    return [
+        cgutils.alloca_once_value(builder, ir.Constant(F8, [0.0] * LANES)) for _ in range(count)
+    ]
+
+
+def _finish(e: Emit, sums: Sequence[Value], targets: Sequence[Value]) -> None:
+    for cell, target in zip(sums, targets, strict=True):
+        e.store(e.total(e.b.load(cell)), target, 0)
+
+
+def float_dot(name: str, tile: int, features: Features) -> Inline:
+    """Dot products of a row of `columns` weights with rows of floats."""
+
+    def write(builder: Value, *arguments: Value) -> None:
+        w, columns, x, x_stride, out, out_stride = arguments
+        e = Emit(builder, features)
+        xs, targets = _tile(e, x, x_stride, tile), _tile(e, out, out_stride, tile)
+        sums = _sums(builder, tile * _CHAINS)
+        chains = [sums[t * _CHAINS : (t + 1) * _CHAINS] for t in range(tile)]
+        for values, offset in _weights(e, name, w, columns):
+            for pointer, cells in zip(xs, chains, strict=True):
+                here = moved(e, pointer, offset, 1)
+                for i, value in enumerate(values):
+                    cell = cells[i % _CHAINS]
+                    read = e.padded(e.load(here, 4 * LANES * i, value.type))
+                    builder.store(e.fma(e.padded(value), read, builder.load(cell)), cell)
+        for cells in chains:
+            builder.store(builder.fadd(*(builder.load(cell) for cell in cells)), cells[0])
+        _finish(e, [cells[0] for cells in chains], targets)
+
+    return inline("w columns x x_stride out out_stride", types.void, write)
+
+
+def _weights(
+    e: Emit, name: str, w: Value, columns: Value
+) -> Iterator[tuple[Sequence[Value], Value]]:
+    """Writes a loop over a row: its weights in eights, and their place in bytes of floats.
+
+    Floats whose number the step does not divide end in a loop of single ones, in the first lane.
+    """
+    step, row = layouts.step(name), e.pointer(w)
+    steps = e.b.udiv(columns, ir.Constant(I64, step))
+    with cgutils.for_range(e.b, steps) as loop:
+        place = e.b.mul(loop.index, ir.Constant(I64, 4 * step))
+        yield layouts.weights(e, name, moved(e, row, loop.index, layouts.step_bytes(name))), place
+    if name not in layouts.FLOATS:
+        return
+    done = e.b.mul(steps, ir.Constant(I64, step))
+    with cgutils.for_range(e.b, e.b.sub(columns, done)) as loop:
+        index = e.b.add(done, loop.index)
+        at = moved(e, row, index, BY_NAME[name].bytes)
+        yield [layouts.FLOATS[name](e, at, 1)], e.b.mul(index, ir.Constant(I64, 4))
+
+
+def int8_dot(name: str, tile: int, features: Features) -> Inline:
+    """Dot products of a row of `blocks` blocks with quantised rows.
+
+    A quantised row is, per thirty-two elements, a scale (float), thirty-two int8, and eight floats
+    with the sums of each four of them.
+    """
+    kind = BY_NAME[name]
+    groups = kind.elements // layouts.GROUP
+
+    def write(builder: Value, *arguments: Value) -> None:
+        w, blocks, x, scales, fours, x_stride, out, out_stride = arguments
+        e = Emit(builder, features)
+        scale_stride = builder.lshr(x_stride, ir.Constant(I64, 3))
+        tables = [
+            _tile(e, x, x_stride, tile),
+            _tile(e, scales, scale_stride, tile),
+            _tile(e, fours, x_stride, tile),
+        ]
+        targets, row = _tile(e, out, out_stride, tile), e.pointer(w)
+        sums = _sums(builder, tile)
+        with cgutils.for_range(builder, blocks) as loop:
+            block = layouts.UNPACK[name](e, moved(e, row, loop.index, kind.bytes))
+            here = [
+                [moved(e, p, loop.index, groups * size) for p in pointers]
+                for pointers, size in zip(tables, (32, 4, 32), strict=True)
+            ]
+            codes = _signed(e, block)
+            for t in range(tile):
+                total = builder.load(sums[t])
+                at = [pointers[t] for pointers in here]
+                builder.store(_block_dot(e, block, codes, at, total), sums[t])
+        _finish(e, sums, targets)
+
+    return inline("w blocks x scales fours x_stride out out_stride", types.void, write)
+
+
+def _signed(e: Emit, block: layouts.Block) -> Sequence[Value]:
+    """Codes as the byte product wants them: unsigned, or with zero taken off."""
+    if e.features.unsigned or not block.zero:
+        return block.groups
+    zero = e.splat(vector(I8, layouts.GROUP), block.zero)
+    return [e.b.sub(codes, zero) for codes in block.groups]
+
+
+def _block_dot(
+    e: Emit, block: layouts.Block, codes: Sequence[Value], at: Sequence[Value], total: Value
+) -> Value:
+    x, scales, fours = at
+    count = len(codes)
+    each = [i // block.scales_per_group for i in range(block.scales.type.count)]
+    steps = e.shuffle(e.load(scales, 0, vector(FLOAT, count)), each)
+    scaled = e.b.fmul(block.scales, steps)
+    shifted = None if block.shifts is None else e.b.fmul(block.shifts, steps)
+    for group in range(count):
+        integers = e.dot(codes[group], e.bytes(x, 32 * group, 32))
+        products = e.floats(integers, signed=True)
+        four = e.load(fours, 32 * group, F8)
+        if block.zero and e.features.unsigned:
+            products = e.fma(four, e.splat(F8, -float(block.zero)), products)
+        total = e.fma(products, block.spread(e, scaled, group), total)
+        if shifted is not None:
+            total = e.fma(four, block.spread(e, shifted, group), total)
+    return total
+
+
+def decode(name: str, features: Features) -> Inline:
+    """A row of `columns` weights written out as floats."""
+
+    def write(builder: Value, *arguments: Value) -> None:
+        w, columns, out = arguments
+        e = Emit(builder, features)
+        target = e.pointer(out)
+        for values, place in _weights(e, name, w, columns):
+            there = moved(e, target, place, 1)
+            for i, value in enumerate(values):
+                e.store(value, there, 4 * LANES * i)
+
+    return inline("w columns out", types.void, write)
+
+
+def add_scaled(name: str, tile: int, features: Features) -> Inline:
+    """Adds a row of `columns` weights, times a float per row of the tile, to rows of floats."""
+
+    def write(builder: Value, *arguments: Value) -> None:
+        w, columns, factors, factor_stride, out, out_stride = arguments
+        e = Emit(builder, features)
+        targets = _tile(e, out, out_stride, tile)
+        each = [e.load(p, 0, FLOAT) for p in _tile(e, factors, factor_stride, tile)]
+        for values, place in _weights(e, name, w, columns):
+            for target, factor in zip(targets, each, strict=True):
+                there = moved(e, target, place, 1)
+                for i, value in enumerate(values):
+                    before = e.load(there, 4 * LANES * i, value.type)
+                    after = e.fma(value, e.scalar(factor, value.type.count), before)
+                    e.store(after, there, 4 * LANES * i)
+
+    return inline("w columns factors factor_stride out out_stride", types.void, write)
+
+
+def quantise() -> Inline:
+    """A row of `groups` thirty-two floats each, as `int8_dot` takes it.
+
+    scale = max|x| / 127, codes = round(x / scale) to nearest even; a group below 1e-30 has codes 0.
+    """
+
+    def write(builder: Value, *arguments: Value) -> None:
+        x, groups, codes, scales, fours = arguments
+        e = Emit(builder, Features())
+        bases = [e.pointer(p) for p in (x, codes, scales, fours)]
+        with cgutils.for_range(builder, groups) as loop:
+            source, code, scale, four = (
+                moved(e, p, loop.index, n) for p, n in zip(bases, (128, 32, 4, 32), strict=True)
+            )
+            _quantise_group(e, source, code, scale, four)
+
+    return inline("x groups codes scales fours", types.void, write)
+
+
+def _quantise_group(e: Emit, x: Value, codes: Value, scale: Value, fours: Value) -> None:
+    step, wide = _to_int8(e, e.load(x, 0, vector(FLOAT, layouts.GROUP)))
+    e.store(step, scale, 0)
+    e.store(e.b.trunc(wide, vector(I8, layouts.GROUP)), codes, 0)
+    for count in (16, 8):
+        even, odd = (e.shuffle(wide, range(i, 2 * count, 2)) for i in (0, 1))
+        wide = e.b.add(even, odd)
+    e.store(e.floats(wide, signed=True), fours, 0)
+
+
+def _to_int8(e: Emit, values: Value) -> tuple[Value, Value]:
+    largest = e.largest(e.call("fabs", values.type, values))
+    tiny = e.b.fcmp_ordered("<", largest, e.splat(largest.type, 1e-30))
+    inverse = e.b.fdiv(e.splat(largest.type, 127.0), largest)
+    inverse = e.b.select(tiny, e.splat(largest.type, 0.0), inverse)
+    scaled = e.b.fmul(values, e.shuffle(inverse, [0] * values.type.count))
+    rounded = e.call("rint", values.type, scaled)
+    wide = e.b.fptosi(rounded, vector(I32, values.type.count))
+    return e.b.fmul(largest, e.splat(largest.type, 1 / 127)), wide
+
+
+def pack_q8_0() -> Inline:
+    """A row of `groups` thirty-two floats each, as Q8_0 blocks."""
+
+    def write(builder: Value, *arguments: Value) -> None:
+        x, groups, out = arguments
+        e = Emit(builder, Features())
+        source, target = e.pointer(x), e.pointer(out)
+        with cgutils.for_range(builder, groups) as loop:
+            at = moved(e, source, loop.index, 4 * layouts.GROUP)
+            block = moved(e, target, loop.index, BY_NAME["Q8_0"].bytes)
+            step, wide = _to_int8(e, e.load(at, 0, vector(FLOAT, layouts.GROUP)))
+            e.store(e.b.fptrunc(step, vector(HALF, 1)), block, 0)
+            e.store(e.b.trunc(wide, vector(I8, layouts.GROUP)), block, 2)
+
+    return inline("x groups out", types.void, write)

@@ -1,0 +1,42 @@
+"""One matrix of a model, and rows of x made ready to meet several of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from superfluid_adapter_native.quants.types import TensorType
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weight:
+    """A matrix in its file's own arrangement, which the kernels read at memory speed as it is.
+
+    `raw` is a contiguous view, usually of mapped memory, kept alive by this object; `shape` is
+    (rows, columns).
+    """
+
+    type: TensorType
+    shape: tuple[int, int]
+    raw: NDArray[np.uint8]
+    address: int
+    row_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        return int(self.raw.nbytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Activations:
+    """Rows of x, and on the int8 route their quantised form: make once, meet several weights.
+
+    x ≈ codes * scales per thirty-two elements; `fours` are the sums of each four codes.
+    """
+
+    x: NDArray[np.float32]
+    codes: NDArray[np.int8] | None = None
+    scales: NDArray[np.float32] | None = None
+    fours: NDArray[np.float32] | None = None
