@@ -77,9 +77,7 @@ class Catalog:
         if entry.problem is not None:
             return Row(entry, None, entry.problem)
         try:
-            info: AdapterInfo = await self.workerd.ask(
-                entry.id, ["info"], AdapterInfo, timeout_s=ANSWER_S
-            )
+            info = await self.workerd.ask(entry.id, ["info"], AdapterInfo, timeout_s=ANSWER_S)
             require_number("adapter kit", found=info.kit, wanted=numbers.KIT)
         except SuperfluidError as error:
             return Row(entry, None, error)
@@ -87,7 +85,7 @@ class Catalog:
 
     async def options(self, adapter: str) -> list[Option]:
         """The options `adapter` declares."""
-        said: list[dict[str, Any]] = await self.workerd.ask(
+        said = await self.workerd.ask(
             adapter, ["options"], list[dict[str, Any]], timeout_s=ANSWER_S
         )
         try:
@@ -99,14 +97,11 @@ class Catalog:
 
     async def facts(self, adapter: str, model: Path) -> Facts:
         """What the model's header says, read by a worker."""
-        facts: Facts = await self.workerd.ask(
-            adapter, ["facts", str(model)], Facts, timeout_s=ANSWER_S
-        )
-        return facts
+        return await self.workerd.ask(adapter, ["facts", str(model)], Facts, timeout_s=ANSWER_S)
 
     async def check(self, adapter: str, options: Mapping[str, Any], shared: Path) -> Probe:
         """Try the runtime here. Raises the `RuntimeUnavailable` that its problem means."""
-        probe: Probe = await self.workerd.ask(
+        probe = await self.workerd.ask(
             adapter,
             ["check", *_folder_and_options(shared, options)],
             Probe,

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -38,7 +38,7 @@ class Workerd:
         self,
         adapter: str,
         words: Sequence[str],
-        answer: type[T] | Any,
+        answer: type[T],
         *,
         given: bytes = b"",
         timeout_s: float,
@@ -65,10 +65,9 @@ class Workerd:
                 raise error_of(msgspec.json.decode(said, type=Refusal))
             raise _broken(adapter, words, f"ended with code {code}", errors)
         try:
-            decoded: T = msgspec.json.decode(said, type=answer)
+            return msgspec.json.decode(said, type=answer)
         except msgspec.MsgspecError as error:
             raise _broken(adapter, words, f"answered something else: {error}", errors) from error
-        return decoded
 
     async def _start(self, adapter: str, words: Sequence[str]) -> asyncio.subprocess.Process:
         argv = self.argv(adapter, *words)

@@ -31,7 +31,10 @@ _FINAL: Final = frozenset({ExitCode.USAGE, ExitCode.MODEL, ExitCode.RUNTIME})
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a process ended: `code` as `subprocess` counts it, negative for a signal."""
+    """How a process ended: `code` as `subprocess` counts it, negative for a signal.
+
+    The system counts the peak from the fork on, so it is never less than the daemon's own size.
+    """
 
     code: int
     peak_rss_bytes: int

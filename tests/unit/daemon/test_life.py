@@ -1,0 +1,332 @@
+"""The worker's life as a machine: named paths, then every order of events."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from superfluid.supervisor.life import (
+    Action,
+    Broke,
+    Bury,
+    Drain,
+    Elapsed,
+    End,
+    Event,
+    Exited,
+    GiveUp,
+    Greeted,
+    Halt,
+    Idle,
+    Life,
+    Limits,
+    Moved,
+    Progressed,
+    Refused,
+    SendLoad,
+    SendPing,
+    SendShutdown,
+    Spawn,
+    Start,
+)
+from superfluid.supervisor.states import (
+    LADDER,
+    LIVE,
+    TRANSITIONS,
+    WITH_PROCESS,
+    WorkerState,
+    follow,
+)
+
+S = WorkerState
+LIMITS = Limits(
+    still_s=dict.fromkeys(LADDER, 10.0),
+    ping_s=2.0,
+    backoff_s=1.0,
+    backoff_most_s=4.0,
+    failures=4,
+    shutdown_s=3.0,
+)
+UP: Sequence[Event] = (
+    Start(),
+    Greeted(),
+    Progressed(S.PROBED),
+    Progressed(S.MAPPED),
+    Progressed(S.WARMED),
+    Progressed(S.SERVING),
+)
+
+
+def fed(life: Life, events: Sequence[Event], now: float = 0.0) -> list[Action]:
+    return [action for event in events for action in life.handle(event, now)]
+
+
+def at(state: WorkerState) -> Life:
+    """A life that has climbed to `state`."""
+    life = Life(LIMITS)
+    fed(life, UP[: LADDER.index(state) + 1])
+    assert life.state is state
+    return life
+
+
+def test_the_way_up_spawns_once_and_loads_once() -> None:
+    life = Life(LIMITS)
+    assert fed(life, UP) == [Spawn(), SendLoad()]
+    assert life.state is S.SERVING
+
+
+def test_a_worker_may_skip_stages_but_not_go_back() -> None:
+    life = at(S.HANDSHAKEN)
+    assert fed(life, [Progressed(S.SERVING)]) == []
+    assert life.state is S.SERVING
+    life = at(S.MAPPED)
+    assert fed(life, [Progressed(S.PROBED)]) == [End()]
+    assert life.state is S.FAILED
+
+
+@pytest.mark.parametrize("state", LADDER)
+def test_an_exit_on_any_rung_is_buried_at_that_rung_and_tried_again(state: WorkerState) -> None:
+    life = at(state)
+    assert fed(life, [Exited("killed by SIGSEGV")]) == [Bury(state, "killed by SIGSEGV")]
+    assert (life.state, life.deadline) == (S.BACKOFF, 1.0)
+    assert life.handle(Elapsed(), 0.9) == []
+    assert life.handle(Elapsed(), 1.0) == [Spawn()]
+
+
+@pytest.mark.parametrize("state", LADDER)
+def test_a_breach_ends_the_process_and_waits_for_it(state: WorkerState) -> None:
+    life = at(state)
+    assert fed(life, [Broke("a bad frame")]) == [End()]
+    assert (life.state, life.deadline) == (S.FAILED, None)
+    assert fed(life, [Broke("another"), Moved(served=True)]) == []
+    assert fed(life, [Exited("killed by SIGTERM")]) == [
+        Bury(state, "a bad frame; killed by SIGTERM")
+    ]
+
+
+def test_waits_double_up_to_a_bound_and_then_it_gives_up() -> None:
+    life, now, waits = Life(LIMITS), 0.0, list[float]()
+    fed(life, [Start()])
+    for _ in range(LIMITS.failures - 1):
+        life.handle(Exited("died"), now)
+        assert life.deadline is not None
+        waits.append(life.deadline - now)
+        now = life.deadline
+        assert life.handle(Elapsed(), now) == [Spawn()]
+    assert waits == [1.0, 2.0, 4.0]
+    assert life.handle(Exited("died"), now)[-1] == GiveUp("died", refused=False)
+    assert life.state is S.GAVE_UP
+
+
+def test_a_served_turn_forgives_earlier_failures() -> None:
+    life = at(S.SERVING)
+    for _ in range(10 * LIMITS.failures):
+        fed(life, [Moved(served=True), Exited("died")])
+        assert life.state is S.BACKOFF
+        assert life.deadline is not None
+        fed(life, [Elapsed(), *UP[1:]], life.deadline)
+
+
+def test_a_turn_that_serves_nobody_forgives_nothing() -> None:
+    life = at(S.SERVING)
+    fed(life, [Exited("died"), Elapsed()])
+    fed(life, [Elapsed(), *UP[1:], Moved(served=False)], 1.0)
+    assert life.failures == 1
+
+
+def test_a_refused_load_is_not_tried_again_and_leaves_no_dossier() -> None:
+    life = at(S.PROBED)
+    assert fed(life, [Refused("no such architecture")]) == [End()]
+    assert fed(life, [Exited("exited with code 3", final=True)]) == [
+        GiveUp("no such architecture", refused=True)
+    ]
+
+
+def test_an_exit_code_that_is_final_stops_a_load_but_not_a_server() -> None:
+    loading, serving = at(S.MAPPED), at(S.SERVING)
+    exited = Exited("exited with code 3", final=True)
+    assert fed(loading, [exited])[-1] == GiveUp("exited with code 3", refused=True)
+    assert fed(serving, [exited]) == [Bury(S.SERVING, "exited with code 3")]
+    assert serving.state is S.BACKOFF
+
+
+def test_only_lack_of_progress_times_a_load_out() -> None:
+    life = at(S.MAPPED)
+    for now in range(5, 500, 5):
+        assert life.handle(Progressed(S.MAPPED), now) == []
+        assert life.handle(Elapsed(), now + 4.9) == []
+    assert life.handle(Elapsed(), 505.0) == [End()]
+    assert life.handle(Exited("killed"), 505.0) == [
+        Bury(S.MAPPED, "made no progress for 10 s while mapped; killed")
+    ]
+
+
+def test_a_quiet_turn_loop_is_pinged_and_a_deaf_one_ended() -> None:
+    life, sent = at(S.SERVING), list[Action]()
+    while life.state is S.SERVING:
+        assert life.deadline is not None
+        sent += life.handle(Elapsed(), life.deadline)
+    assert sent == [SendPing()] * 4 + [End()]
+
+
+def test_an_answering_turn_loop_lives_on() -> None:
+    life = at(S.SERVING)
+    for _ in range(100):
+        assert life.deadline is not None
+        now = life.deadline
+        assert life.handle(Elapsed(), now) == [SendPing()]
+        assert life.handle(Moved(served=False), now) == []
+    assert life.state is S.SERVING
+
+
+def test_a_drain_lets_streams_end_then_shuts_down() -> None:
+    life = at(S.SERVING)
+    assert fed(life, [Drain(30.0), Moved(served=True)]) == []
+    assert (life.state, life.deadline) == (S.DRAINING, 30.0)
+    assert life.handle(Idle(), 5.0) == [SendShutdown()]
+    assert life.handle(Idle(), 5.0) == []
+    assert life.handle(Exited("exited with code 0"), 6.0) == []
+    assert life.state is S.GONE
+
+
+def test_a_drain_is_bounded_twice() -> None:
+    life = at(S.SERVING)
+    fed(life, [Drain(30.0)])
+    assert life.handle(Elapsed(), 30.0) == [SendShutdown()]
+    assert life.handle(Elapsed(), 33.0) == [End()]
+    assert life.handle(Exited("killed"), 33.1) == []
+
+
+def test_a_death_while_draining_is_buried_and_final() -> None:
+    life = at(S.SERVING)
+    assert fed(life, [Drain(30.0), Exited("killed by SIGSEGV")]) == [
+        Bury(S.SERVING, "killed by SIGSEGV")
+    ]
+    assert life.state is S.GONE
+
+
+@pytest.mark.parametrize("event", [Drain(30.0), Halt()])
+def test_a_load_in_progress_is_not_waited_for(event: Event) -> None:
+    life = at(S.MAPPED)
+    assert fed(life, [event]) == [End()]
+    assert fed(life, [Exited("killed by SIGTERM")]) == []
+    assert life.state is S.GONE
+
+
+@pytest.mark.parametrize("event", [Drain(30.0), Halt()])
+def test_an_unwanted_failure_is_not_tried_again(event: Event) -> None:
+    life = at(S.SERVING)
+    assert fed(life, [Broke("garbage"), event]) == [End()]
+    assert fed(life, [Exited("killed")]) == [Bury(S.SERVING, "garbage; killed")]
+    assert life.state is S.GONE
+
+
+def test_a_second_hello_or_an_early_turn_breaks_the_protocol() -> None:
+    for event in (Greeted(), Progressed(S.HANDSHAKEN), Moved(served=True)):
+        life = at(S.HANDSHAKEN)
+        assert fed(life, [event]) == [End()]
+    life = at(S.SPAWNED)
+    assert fed(life, [Progressed(S.SERVING)]) == [End()]
+
+
+def test_every_pair_of_states_is_a_named_transition_or_refused() -> None:
+    for before, after in itertools.product(S, S):
+        if (before, after) in TRANSITIONS:
+            assert follow(before, after) is after
+        else:
+            with pytest.raises(ValueError, match="does not go"):
+                follow(before, after)
+
+
+STAGES = st.sampled_from(LADDER[1:])
+WORKER_EVENTS = st.one_of(
+    st.just(Greeted()),
+    STAGES.map(Progressed),
+    st.booleans().map(lambda served: Moved(served=served)),
+    st.just(Broke("broke")),
+    st.just(Refused("refused")),
+)
+OWNER_EVENTS = st.one_of(
+    st.just(Start()), st.floats(0, 60).map(Drain), st.just(Idle()), st.just(Halt())
+)
+
+
+class AnyLife(RuleBasedStateMachine):
+    """Plays worker, owner and clock against the machine; the world obeys its actions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.life = Life(LIMITS)
+        self.now = 0.0
+        self.processes = 0
+        self.ended = False
+
+    def give(self, event: Event) -> None:
+        before = self.life.state
+        actions = self.life.handle(event, self.now)
+        for action in actions:
+            if isinstance(action, Spawn):
+                self.processes += 1
+                self.ended = False
+            elif isinstance(action, End):
+                assert self.processes == 1
+                assert not self.ended, "a process is ended once"
+                self.ended = True
+            elif isinstance(action, (Bury, GiveUp)):
+                assert self.processes == 0
+            else:
+                assert before in LIVE
+
+    @rule(event=WORKER_EVENTS)
+    @precondition(lambda self: self.processes == 1)
+    def worker(self, event: Event) -> None:
+        self.give(event)
+
+    @rule(event=OWNER_EVENTS)
+    def owner(self, event: Event) -> None:
+        self.give(event)
+
+    @rule(final=st.booleans())
+    @precondition(lambda self: self.processes == 1)
+    def dies(self, final: bool) -> None:
+        self.processes, self.ended = 0, False
+        self.give(Exited("died", final=final))
+
+    @rule(seconds=st.floats(0, 100))
+    def waits(self, seconds: float) -> None:
+        self.now += seconds
+        self.give(Elapsed())
+
+    @rule()
+    @precondition(lambda self: self.life.deadline is not None)
+    def waits_for_the_deadline(self) -> None:
+        assert self.life.deadline is not None
+        self.now = max(self.now, self.life.deadline)
+        before = (self.life.state, self.life.deadline)
+        self.give(Elapsed())
+        assert (self.life.state, self.life.deadline) != before, "a due timer changes something"
+
+    @invariant()
+    def a_process_stands_behind_exactly_these_states(self) -> None:
+        assert (self.life.state in WITH_PROCESS) == (self.processes == 1)
+
+    @invariant()
+    def nothing_waits_for_ever(self) -> None:
+        """Either a bounded timer runs, or an ended process is waited for, or all is at rest."""
+        resting = self.life.state in (S.GONE, S.GAVE_UP)
+        assert (self.life.deadline is None) == (resting or self.ended)
+        if self.life.deadline is not None:
+            assert self.life.deadline <= self.now + 60.0
+
+    @invariant()
+    def failures_are_bounded(self) -> None:
+        assert 0 <= self.life.failures <= LIMITS.failures
+
+
+AnyLife.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestAnyLife = AnyLife.TestCase
