@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
+TEST_HOME := $(CURDIR)/.cache/test-home
 
 .PHONY: run check format test soak bench build docs clean
 run: $(STAMP)
@@ -17,8 +18,9 @@ $(STAMP): $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
-$(DEV): $(STAMP) pyproject.toml
+$(DEV): $(STAMP) pyproject.toml tests/fakes/adapter/pyproject.toml
 	$(BIN)/python -m pip install --quiet --group dev
+	$(BIN)/python -m pip install --quiet --no-deps --editable tests/fakes/adapter
 	touch $@
 
 check: $(DEV)
@@ -33,18 +35,31 @@ format: $(DEV)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: $(DEV)
-	$(BIN)/pytest
+# Fetching is not part of any test's time. A model that is here already is not fetched again.
+.PHONY: test-model
+test-model: $(DEV)
+	test -n "$$SUPERFLUID_TEST_MODEL" || \
+	SUPERFLUID_HOME=$(TEST_HOME) $(BIN)/superfluid models pull gemma-3-270m
 
-soak: $(DEV)
+test: test-model
+	$(BIN)/pytest -m "not soak"
+
+soak: test-model
 	$(BIN)/pytest -m soak --timeout=3600
 
-bench: $(DEV)
+bench: test-model
 	PYTHONPATH=tests $(BIN)/python -m bench
 
 build: $(DEV)
 	rm -rf dist
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv dist/fresh
+	dist/fresh/bin/python -m pip install --quiet dist/superfluid-*.whl
+	dist/fresh/bin/superfluid --version
+	dist/fresh/bin/python -c "from importlib.metadata import entry_points as e; print(*e(group='superfluid.adapters'))"
+
+docs: $(DEV)
+	$(BIN)/python docs/generate.py
 
 clean:
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) .cache dist build
