@@ -1,0 +1,507 @@
+"""The supervisor over real workers: the fake adapter's, and scripts that break the link's rules."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from superfluid_adapter_fake.orders import Act, Moment, Orders, write_model
+
+from superfluid.catalog.environment import worker_environment
+from superfluid.catalog.workerd import Workerd, shipped
+from superfluid.supervisor import process as process_module
+from superfluid.supervisor.dossiers import Dossier, Dossiers
+from superfluid.supervisor.host import Folders, ModelHost, ModelSpec
+from superfluid.supervisor.life import Limits
+from superfluid.supervisor.states import LADDER, WorkerState
+from superfluid.supervisor.supervisor import Supervisor
+from superfluid_compat.errors import (
+    ContractRefused,
+    DoesNotFit,
+    Draining,
+    Fault,
+    ModelError,
+    Overloaded,
+    RuntimeBroken,
+    SuperfluidError,
+    UnknownModel,
+    WorkerDied,
+    WorkerGaveUp,
+)
+from superfluid_workerd.link.frames import GenerationRequest, Load, Sampling, Text, Tokens
+
+GREEDY = Sampling(temperature=0.0)
+SCRIPT = "Hello world. "
+QUICK = Limits(backoff_s=0.01, failures=3)
+
+
+class House:
+    """One model's host, and what a test wants to know of it."""
+
+    def __init__(self, folder: Path, model: Path, workerd: Workerd, limits: Limits) -> None:
+        self.folders = Folders(folder / "scratch", folder / "dossiers", folder / "ledger")
+        shared = folder / "shared"
+        shared.mkdir()
+        spec = ModelSpec(
+            name="m",
+            runtime="fake",
+            load=Load(model=str(model), name="m", scratch="", shared=str(shared), lanes=4),
+            command=lambda link: workerd.argv("fake", "serve", "--link", str(link)),
+            environment=worker_environment,
+            origins={"lanes": {"value": 4, "origin": "flag"}},
+        )
+        self.host = ModelHost(spec, self.folders, limits, wait_s=60.0)
+        self.supervisor = Supervisor([self.host])
+        self.pids: set[int] = set()
+
+    async def text(self, tokens: int = 13, prompt: str = "ab") -> str:
+        """What greedy decoding adds to `prompt`."""
+        request = GenerationRequest(
+            prompt=Text(text=prompt, add_special=False), sampling=GREEDY, max_tokens=tokens
+        )
+        stream = await self.supervisor.generate("m", request)
+        self.note()
+        return "".join([delta.text async for delta in stream])
+
+    def note(self) -> int:
+        assert self.host.pid is not None
+        self.pids.add(self.host.pid)
+        return self.host.pid
+
+    def dossier(self) -> Dossier:
+        found = Dossiers(self.folders.dossiers).find("last")
+        assert found is not None
+        return found
+
+    def dossiers(self) -> int:
+        return len(list(self.folders.dossiers.glob("*.json")))
+
+
+Open = Callable[..., House]
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[Open]:
+    """Opens a house; afterwards nothing of it is left: no process, no scratch, no entry."""
+    opened: list[House] = []
+    before = _descriptors()
+
+    def make(
+        orders: Orders | None = None, *, script: str | None = None, limits: Limits = QUICK
+    ) -> House:
+        workerd = shipped()
+        if script is not None:
+            source = tmp_path / "worker.py"
+            source.write_text(HEAD + textwrap.dedent(script))
+            workerd = Workerd((sys.executable, str(source)))
+        model = write_model(tmp_path / "m.fake", orders or Orders(script=SCRIPT))
+        opened.append(House(tmp_path, model, workerd, limits))
+        opened[-1].supervisor.start()
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.supervisor.halt()
+        await each.supervisor.over()
+        assert each.host.pid is None
+        assert not [pid for pid in each.pids if _runs(pid)]
+        assert list(each.folders.ledger.iterdir()) == []
+        assert not each.folders.scratch.exists() or not list(each.folders.scratch.iterdir())
+    assert _descriptors() == before
+
+
+HEAD = """
+import os, socket, sys, time
+from superfluid_workerd.link import framing
+from superfluid_workerd.link.frames import *
+from superfluid_workerd.link.answers import Facts, Refusal
+link = socket.socket(fileno=int(sys.argv[-1]))
+reader = framing.to_worker()
+def send(message): link.sendall(framing.encode(message))
+def read():
+    while data := link.recv(65536):
+        yield from reader.feed(data)
+    os._exit(0)
+messages = read()
+def greet(): send(Hello(adapter="fake")); next(messages); next(messages)
+def ready():
+    greet()
+    record = LoadRecord(asked={}, got={})
+    send(Ready(description=Description(facts=Facts(format="f", architecture="a"), adapter="fake",
+        context=9, lanes=1, vocabulary=9, template="none", record=record)))
+"""
+
+
+async def test_a_model_is_served_and_goes_cleanly(house: Open) -> None:
+    served = house()
+    await served.supervisor.served()
+    assert served.supervisor.health()["status"] == "ok"
+    (model,) = served.supervisor.models()
+    assert (model.name, model.state) == ("m", "serving")
+    assert model.description is not None
+    assert model.description.context == 256
+    assert await served.text() == "llo world. He"
+    served.supervisor.drain(10.0)
+    assert await served.supervisor.over() is None
+    assert served.dossiers() == 0
+
+
+async def test_tokens_there_and_back(house: Open) -> None:
+    supervisor = house().supervisor
+    ids = await supervisor.tokenize("m", Text(text="häß", add_special=False), special=False)
+    assert b"".join(ids.pieces) == "häß".encode()
+    assert (await supervisor.detokenize("m", ids.tokens)).text == "häß"
+    with pytest.raises(SuperfluidError):
+        await supervisor.detokenize("m", [1 << 30])
+
+
+async def test_another_name_is_unknown_and_the_known_are_named(house: Open) -> None:
+    request = GenerationRequest(prompt=Tokens(tokens=[1]))
+    with pytest.raises(UnknownModel, match="no model is called x, here are m"):
+        await house().supervisor.generate("x", request)
+
+
+async def test_a_slow_start_is_waited_for_and_shown(house: Open, tmp_path: Path) -> None:
+    served = house(Orders(script=SCRIPT, load_gate=str(tmp_path / "gate")))
+    waiting = asyncio.create_task(served.text())
+    await _state(served, WorkerState.MAPPED)
+    assert served.supervisor.health()["status"] == "loading"
+    (tmp_path / "gate").touch()
+    assert await waiting == "llo world. He"
+
+
+async def test_a_request_waits_for_a_worker_within_a_bound(
+    house: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = house(Orders(load_gate=str(tmp_path / "gate")))
+    monkeypatch.setattr(served.host, "_wait_s", 0.2)
+    with pytest.raises(Overloaded, match=r"m is not loaded after 0.2 s") as caught:
+        await served.text()
+    assert caught.value.http_status == 503
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL", "SIGABRT"])
+async def test_a_death_mid_stream_is_told_with_a_dossier_and_mended(
+    house: Open, tmp_path: Path, name: str
+) -> None:
+    once = str(tmp_path / "once")
+    moment = Moment(act="signal", signal=name, tokens=10, once=once)
+    served = house(Orders(script=SCRIPT, moments=(moment,)))
+    with pytest.raises(WorkerDied) as caught:
+        await served.text(tokens=40)
+    dossier = served.dossier()
+    assert caught.value.dossier == dossier.id
+    assert f"killed by {name}" in caught.value.message
+    assert (dossier.stage, dossier.code) == ("serving", -getattr(signal, name))
+    assert dossier.pid in served.pids
+    assert dossier.options == {"lanes": {"value": 4, "origin": "flag"}}
+    assert dossier.peak_rss_bytes > 1 << 20
+    assert await served.text() == "llo world. He"
+    assert served.host.pid != dossier.pid
+    assert served.dossiers() == 1
+
+
+async def test_an_exit_mid_stream_fails_every_stream_and_no_later_one(
+    house: Open, tmp_path: Path
+) -> None:
+    moment = Moment(act="exit", exit=7, tokens=30, once=str(tmp_path / "once"))
+    served = house(Orders(script=SCRIPT, moments=(moment,)))
+    await served.supervisor.served()
+    answers = await asyncio.gather(*(served.text(60) for _ in range(3)), return_exceptions=True)
+    assert {type(answer) for answer in answers} == {WorkerDied}
+    assert served.dossier().exit == "exited with code 7"
+    assert await served.text() == "llo world. He"
+
+
+async def test_a_step_that_fails_costs_its_lanes_alone(house: Open, tmp_path: Path) -> None:
+    moment = Moment(act="fault", tokens=10, once=str(tmp_path / "once"))
+    served = house(Orders(script=SCRIPT, moments=(moment,)))
+    with pytest.raises(Fault):
+        await served.text(40)
+    before = served.host.pid
+    assert await served.text() == "llo world. He"
+    assert served.host.pid == before
+    assert served.dossiers() == 0
+
+
+async def test_a_runtime_that_lost_its_state_is_replaced(house: Open, tmp_path: Path) -> None:
+    moment = Moment(act="fatal", tokens=10, once=str(tmp_path / "once"))
+    served = house(Orders(script=SCRIPT, moments=(moment,)))
+    with pytest.raises(SuperfluidError):
+        await served.text(40)
+    assert await served.text() == "llo world. He"
+    assert served.dossiers() == 1
+
+
+async def test_a_loop_that_hangs_is_ended_though_its_threads_answer(
+    house: Open, tmp_path: Path
+) -> None:
+    still = dict.fromkeys(LADDER, 60.0) | {WorkerState.SERVING: 1.0}
+    moment = Moment(act="hang", tokens=10, once=str(tmp_path / "once"))
+    served = house(
+        Orders(script=SCRIPT, moments=(moment,)),
+        limits=Limits(still_s=still, ping_s=0.1, backoff_s=0.01),
+    )
+    with pytest.raises(WorkerDied, match="made no progress for 1 s while serving"):
+        await served.text(40)
+    assert await served.text() == "llo world. He"
+
+
+async def test_a_stopped_worker_is_ended(house: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_module, "TERM_GRACE_S", 0.2)
+    still = dict.fromkeys(LADDER, 60.0) | {WorkerState.SERVING: 1.0}
+    served = house(limits=Limits(still_s=still, ping_s=0.1, backoff_s=0.01))
+    await served.supervisor.served()
+    os.kill(served.note(), signal.SIGSTOP)
+    with pytest.raises(WorkerDied, match="made no progress"):
+        await served.text()
+    assert served.dossier().code == -signal.SIGKILL
+    assert await served.text() == "llo world. He"
+
+
+@pytest.mark.parametrize(
+    ("act", "words"), [("garbage", "frame"), ("half-frame", "into a frame|killed|exited")]
+)
+async def test_a_worker_that_writes_rubbish_is_ended_and_the_daemon_goes_on(
+    house: Open, tmp_path: Path, act: Act, words: str
+) -> None:
+    moment = Moment(act=act, tokens=10, once=str(tmp_path / "once"))
+    served = house(Orders(script=SCRIPT, moments=(moment,)))
+    with pytest.raises(WorkerDied, match=words):
+        await served.text(40)
+    assert served.dossier().stage == "serving"
+    assert await served.text() == "llo world. He"
+
+
+async def test_a_stderr_flood_stops_nothing_and_its_end_is_kept(
+    house: Open, tmp_path: Path
+) -> None:
+    moment = Moment(act="signal", tokens=10, once=str(tmp_path / "once"))
+    served = house(Orders(script=SCRIPT, moments=(moment,), stderr_bytes=8 << 20))
+    with pytest.raises(WorkerDied):
+        await served.text(40)
+    dossier = served.dossier()
+    assert "x" * 63 in dossier.stderr
+    assert sum(map(len, dossier.stderr)) < 20_000
+
+
+async def test_a_dossier_holds_nothing_of_prompt_or_answer(house: Open, tmp_path: Path) -> None:
+    moment = Moment(act="signal", tokens=30, once=str(tmp_path / "once"))
+    served = house(Orders(script="very private answer ", moments=(moment,)))
+    with pytest.raises(WorkerDied):
+        await served.text(60, prompt="a secret prompt")
+    (path,) = served.folders.dossiers.iterdir()
+    text = path.read_text()
+    assert "secret" not in text
+    assert "private" not in text
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_deaf_to_sigterm_with_a_grandchild_it_goes_all_the_same(
+    house: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "TERM_GRACE_S", 0.2)
+    note = tmp_path / "grandchild"
+    served = house(Orders(script=SCRIPT, ignore_term=True, grandchild=str(note)))
+    await served.supervisor.served()
+    served.note()
+    grandchild = int(note.read_text())
+    assert _runs(grandchild)
+    served.supervisor.halt()
+    await served.supervisor.over()
+    while _runs(grandchild):
+        await asyncio.sleep(0.01)
+
+
+async def test_a_refused_load_is_final_and_says_why(house: Open) -> None:
+    served = house(Orders(load_error="does_not_fit"))
+    with pytest.raises(DoesNotFit, match="told to refuse"):
+        await served.supervisor.served()
+    assert isinstance(await served.supervisor.over(), DoesNotFit)
+    assert served.dossiers() == 0
+    with pytest.raises(DoesNotFit):
+        await served.text()
+
+
+async def test_a_worker_that_dies_at_every_load_ends_in_giving_up(
+    house: Open, tmp_path: Path
+) -> None:
+    served = house(Orders(load_gate=str(tmp_path / "gate")))
+    for _ in range(QUICK.failures):
+        await _state(served, WorkerState.MAPPED)
+        os.kill(served.note(), signal.SIGSEGV)
+        await _state(served, WorkerState.BACKOFF, WorkerState.GAVE_UP)
+    with pytest.raises(WorkerGaveUp, match="failed 3 times, the last time: killed by SIGSEGV") as c:
+        await served.supervisor.served()
+    assert c.value.dossier == served.dossier().id
+    assert served.dossier().stage == "mapped"
+    assert len(served.pids) == served.dossiers() == QUICK.failures
+    assert served.supervisor.health()["status"] == "unavailable"
+
+
+@pytest.mark.parametrize(("code", "kind"), [(3, ModelError), (4, RuntimeBroken)])
+async def test_an_exit_code_at_load_that_is_final_stops_the_loop(
+    house: Open, code: int, kind: type[SuperfluidError]
+) -> None:
+    served = house(script=f"greet(); print('why not', file=sys.stderr); os._exit({code})")
+    with pytest.raises(kind, match=f"exited with code {code}") as caught:
+        await served.supervisor.served()
+    assert served.dossiers() == 1
+    assert served.dossier().stderr == ["why not"]
+    assert caught.value.dossier == served.dossier().id
+
+
+async def test_another_link_number_is_refused_by_number(house: Open) -> None:
+    served = house(script="send(Hello(link=99)); time.sleep(3600)")
+    with pytest.raises(ContractRefused, match="link 99, this build speaks link 1") as caught:
+        await served.supervisor.served()
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("link.sendall(b'\\xff\\xff\\xff\\xff'); time.sleep(3600)", "4294967295 bytes was announ"),
+        ("link.sendall(b'\\0\\0\\0\\1\\xc1'); time.sleep(3600)", "could not be read"),
+        ("link.sendall(b'\\0\\0\\0\\x09half'); link.close(); time.sleep(3600)", "into a frame"),
+        ("link.sendall(b'\\0\\0\\0\\x09half'); os._exit(1)", "into a frame"),
+        ("send(Pong(number=1, ticks=1, stats=TurnStats()))\ntime.sleep(3600)", "while spawned"),
+        ("greet(); send(Hello())\ntime.sleep(3600)", "second Hello while handshaken"),
+        ("greet(); link.close(); time.sleep(3600)", "closed its link and stayed"),
+        ("send(Shutdown()); time.sleep(3600)", "could not be read"),
+    ],
+)
+async def test_a_breach_of_the_link_ends_that_worker(house: Open, script: str, reason: str) -> None:
+    served = house(script=script, limits=Limits(failures=1))
+    with pytest.raises(WorkerGaveUp, match=reason):
+        await served.supervisor.served()
+    assert reason in served.dossier().reason
+
+
+async def test_a_load_without_progress_is_ended_at_its_stage(house: Open) -> None:
+    limits = Limits(still_s=dict.fromkeys(LADDER, 60.0) | {WorkerState.PROBED: 0.3}, failures=1)
+    served = house(script="greet(); send(Stage(stage='probed')); time.sleep(3600)", limits=limits)
+    with pytest.raises(WorkerGaveUp, match=r"no progress for 0.3 s while probed"):
+        await served.supervisor.served()
+
+
+async def test_frames_of_unknown_streams_are_nobodys(house: Open) -> None:
+    served = house(
+        script="""
+        ready()
+        send(Prompted(stream=999, tokens=[1]))
+        send(Turn(deltas=[Delta(stream=999, tokens=[1], finish="stop")], stats=TurnStats()))
+        send(StreamFailed(stream=999, error=Refusal(code="fault", message="m")))
+        send(Tokenized(request=999, tokens=[], pieces=[]))
+        for message in messages:
+            if isinstance(message, Tokenize):
+                send(Tokenized(request=message.request, tokens=[5], pieces=[b"x"]))
+            elif isinstance(message, Shutdown):
+                os._exit(0)
+        """
+    )
+    answer = await served.supervisor.tokenize("m", Text(text="t"), special=False)
+    assert answer.tokens == [5]
+
+
+async def test_a_closed_stream_is_cancelled_in_the_worker(house: Open, tmp_path: Path) -> None:
+    served = house(Orders(script=SCRIPT, gate=str(tmp_path / "gate"), context=1 << 16))
+    request = GenerationRequest(prompt=Text(text="ab"), sampling=GREEDY, max_tokens=60_000)
+    starting = [asyncio.create_task(served.supervisor.generate("m", request)) for _ in range(4)]
+    streams = await asyncio.gather(*starting)
+    for stream in streams:
+        await stream.close()
+        await stream.close()
+    (tmp_path / "gate").touch()
+    assert await served.text() == "llo world. He"
+    assert served.host.stats.free_lanes >= 3
+
+
+async def test_a_caller_that_goes_away_before_its_prompt_is_accepted(house: Open) -> None:
+    served = house(
+        script="""
+        ready()
+        for message in messages:
+            if isinstance(message, Cancel):
+                send(Tokenized(request=message.stream + 1, tokens=[message.stream], pieces=[]))
+            elif isinstance(message, Shutdown):
+                os._exit(0)
+        """
+    )
+    await served.supervisor.served()
+    request = GenerationRequest(prompt=Text(text="t"))
+    caller = asyncio.create_task(served.supervisor.generate("m", request))
+    await asyncio.sleep(0)
+    asking = asyncio.create_task(served.supervisor.tokenize("m", Text(text="t"), special=False))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await caller
+    assert (await asking).tokens == [1]
+
+
+async def test_a_drain_lets_streams_finish_and_takes_no_new_ones(
+    house: Open, tmp_path: Path
+) -> None:
+    served = house(Orders(script=SCRIPT, gate=str(tmp_path / "gate")))
+    request = GenerationRequest(
+        prompt=Text(text="ab", add_special=False), sampling=GREEDY, max_tokens=13
+    )
+    stream = await served.supervisor.generate("m", request)
+    served.note()
+    served.supervisor.drain(60.0)
+    with pytest.raises(Draining):
+        await served.text()
+    (tmp_path / "gate").touch()
+    assert "".join([delta.text async for delta in stream]) == "llo world. He"
+    assert await served.supervisor.over() is None
+    assert served.dossiers() == 0
+
+
+async def test_a_drain_is_bounded(house: Open, tmp_path: Path) -> None:
+    served = house(Orders(script=SCRIPT, gate=str(tmp_path / "gate")))
+    request = GenerationRequest(prompt=Text(text="ab"), sampling=GREEDY)
+    stream = await served.supervisor.generate("m", request)
+    served.note()
+    served.supervisor.drain(0.1)
+    assert await served.supervisor.over() is None
+    ends = []
+    with contextlib.suppress(Draining):
+        ends = [delta.finish async for delta in stream]
+    assert ends in ([], ["cancelled"])
+
+
+async def test_the_daemon_knows_no_engine(house: Open) -> None:
+    """In a process of its own: what serving imports."""
+    code = (
+        "import sys, superfluid.daemon, superfluid.http.app, uvicorn\n"
+        "bad = {'numpy', 'numba', 'jinja2', 'tokenizers', 'superfluid_adapter_native',"
+        " 'superfluid_workerd.adapter'} & set(sys.modules)\n"
+        "sys.exit(f'imported {bad}' if bad else 0)"
+    )
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    assert await child.wait() == 0
+
+
+async def _state(served: House, *wanted: WorkerState) -> None:
+    while served.host.state not in wanted:
+        await asyncio.sleep(0.002)
+
+
+def _descriptors() -> Sequence[str]:
+    return sorted(path.name for path in Path("/dev/fd").iterdir())
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
