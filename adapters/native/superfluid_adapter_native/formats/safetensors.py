@@ -71,7 +71,7 @@ def read_safetensors(folder: Path) -> ModelSource:
         format="safetensors",
         files=tuple(path for path, _ in shards),
         architecture=found.architecture,
-        metadata={"general.name": folder.resolve().name, **found.metadata, **_template(folder)},
+        metadata={**found.metadata, **_template(folder)},
         tensors=tensors,
         rotated="halves",
         total_bytes=total_bytes,
