@@ -1,7 +1,7 @@
 """Attention of query rows over one sequence's cache: keys and values read once per group of heads.
 
-A task is one query row and one key head with the query heads that share it. Position p lies in slot
-p modulo the cache's capacity, so a cache of a sliding window may be a ring.
+A task is one query row and one key head with the query heads that share it: scores, softmax, and
+the values' sum, in the order of positions.
 """
 
 from __future__ import annotations
@@ -73,64 +73,45 @@ def attention(name: str, features: Features) -> Kernel:
     softmax, clear = _softmax(), _clear()
 
     def kernel(p: int, task: int, thread: int) -> None:
-        q, out, heads, kv_heads, size = word(p, 0), word(p, 1), word(p, 2), word(p, 3), word(p, 4)
-        keys, key_slot, key_head = word(p, 5), word(p, 6), word(p, 7)
-        values, value_slot, value_head = word(p, 8), word(p, 9), word(p, 10)
-        capacity, start, window = word(p, 11), word(p, 12), word(p, 13)
-        scale, cap, scratch, scratch_bytes = word(p, 14), word(p, 15), word(p, 16), word(p, 17)
+        q, out, heads, kv_heads = word(p, 0), word(p, 1), word(p, 2), word(p, 3)
+        key_size, value_size, start, window = word(p, 4), word(p, 5), word(p, 6), word(p, 7)
+        scale, cap = word(p, 8), word(p, 9)
+        keys, key_slot, key_head = word(p, 10), word(p, 11), word(p, 12)
+        key_scales, value_scales = word(p, 13), word(p, 14)
+        values, value_slot, value_head = word(p, 15), word(p, 16), word(p, 17)
+        scores = word(p, 18) + thread * word(p, 19)
         row, kv_head = task // kv_heads, task % kv_heads
         group = heads // kv_heads
         last = start + row + 1
         first = max(0, last - window)
-        count = last - first
-        span = 4 * count
-        scores = scratch + thread * scratch_bytes
-        offset = (row * heads + kv_head * group) * size * 4
-        mine, target = q + offset, out + offset
-        slot = first % capacity
-        for t in range(count):
-            key = keys + slot * key_slot + kv_head * key_head
+        span = 4 * (last - first)
+        index = row * heads + kv_head * group
+        mine, wide = q + index * key_size * 4, key_size * 4
+        for t in range(first, last):
+            key = keys + t * key_slot + kv_head * key_head
+            at = key_scales + (t * kv_heads + kv_head) * (key_size // 8)
+            score = scores + 4 * (t - first)
             h = 0
             while h + 4 <= group:
-                dot_four(key, size, mine + h * size * 4, size * 4, scores + h * span + 4 * t, span)
+                dot_four(key, at, key_size, mine + h * wide, wide, score + h * span, span)
                 h += 4
             while h < group:
-                dot_one(key, size, mine + h * size * 4, size * 4, scores + h * span + 4 * t, span)
+                dot_one(key, at, key_size, mine + h * wide, wide, score + h * span, span)
                 h += 1
-            slot += 1
-            if slot == capacity:
-                slot = 0
         for h in range(group):
-            softmax(scores + h * span, count, scale, cap)
-        clear(target, group * size)
-        slot = first % capacity
-        for t in range(count):
-            value = values + slot * value_slot + kv_head * value_head
+            softmax(scores + h * span, last - first, scale, cap)
+        mine, wide = out + index * value_size * 4, value_size * 4
+        clear(mine, group * value_size)
+        for t in range(first, last):
+            value = values + t * value_slot + kv_head * value_head
+            at = value_scales + (t * kv_heads + kv_head) * (value_size // 8)
+            score = scores + 4 * (t - first)
             h = 0
             while h + 4 <= group:
-                add_four(
-                    value, size, scores + h * span + 4 * t, span, target + h * size * 4, size * 4
-                )
+                add_four(value, at, value_size, score + h * span, span, mine + h * wide, wide)
                 h += 4
             while h < group:
-                add_one(
-                    value, size, scores + h * span + 4 * t, span, target + h * size * 4, size * 4
-                )
+                add_one(value, at, value_size, score + h * span, span, mine + h * wide, wide)
                 h += 1
-            slot += 1
-            if slot == capacity:
-                slot = 0
-
-    return kernel
-
-
-def packer() -> Kernel:
-    """Rows of floats into Q8_0 blocks: a task is one position, its slot modulo the capacity."""
-    pack = rows.pack_q8_0()
-
-    def kernel(p: int, task: int, thread: int) -> None:
-        x, row_floats, cache, slot_bytes = word(p, 0), word(p, 1), word(p, 2), word(p, 3)
-        slot = (word(p, 4) + task) % word(p, 5)
-        pack(x + task * row_floats * 4, row_floats // 32, cache + slot * slot_bytes)
 
     return kernel

@@ -43,11 +43,11 @@ def _all(e: Emit, one: Value, like: Value) -> Value:
     return e.shuffle(one, [0] * like.count)
 
 
-def _rms_norm() -> Inline:
-    """out = x / sqrt(mean(x²) + eps) * w, plus `added` where that is not null."""
+def rms_norm() -> Kernel:
+    """out = x / sqrt(mean(x²) + eps) * w; a task is a row."""
 
     def write(builder: Value, *arguments: Value) -> None:
-        x, w, count, eps, added, out = arguments
+        x, w, count, eps, out = arguments
         e = Emit(builder, PLAIN)
         source, weights, target = e.pointer(x), e.pointer(w), e.pointer(out)
         cell = cgutils.alloca_once_value(builder, ir.Constant(F8, [0.0] * LANES))
@@ -57,45 +57,16 @@ def _rms_norm() -> Inline:
         mean = builder.fdiv(e.total(builder.load(cell)), builder.sitofp(count, FLOAT))
         root = e.call("sqrt", FLOAT, builder.fadd(mean, e.first(number(e, eps))))
         scale = builder.fdiv(ir.Constant(FLOAT, 1.0), root)
-        has = builder.icmp_unsigned("!=", added, ir.Constant(I64, 0))
-        with builder.if_else(has) as (with_sum, without):
-            with with_sum:
-                before = e.pointer(added)
-                for kind, place in spans(e, count):
-                    scaled = _normed(
-                        e, [moved(e, p, place, 1) for p in (source, weights)], kind, scale
-                    )
-                    sum_ = e.load(moved(e, before, place, 1), 0, kind)
-                    e.store(builder.fadd(sum_, scaled), moved(e, target, place, 1), 0)
-            with without:
-                for kind, place in spans(e, count):
-                    scaled = _normed(
-                        e, [moved(e, p, place, 1) for p in (source, weights)], kind, scale
-                    )
-                    e.store(scaled, moved(e, target, place, 1), 0)
+        for kind, place in spans(e, count):
+            read, weight = (e.load(moved(e, p, place, 1), 0, kind) for p in (source, weights))
+            normal = builder.fmul(read, e.scalar(scale, kind.count))
+            e.store(builder.fmul(normal, weight), moved(e, target, place, 1), 0)
 
-    return inline("x w count eps added out", types.void, write)
-
-
-def _normed(e: Emit, at: list[Value], kind: Value, scale: Value) -> Value:
-    read, weight = (e.load(p, 0, kind) for p in at)
-    return e.b.fmul(e.b.fmul(read, e.scalar(scale, kind.count)), weight)
-
-
-def rms_norm() -> Kernel:
-    norm = _rms_norm()
+    norm = inline("x w count eps out", types.void, write)
 
     def kernel(p: int, task: int, thread: int) -> None:
-        x, w, count, eps, added, out = (
-            word(p, 0),
-            word(p, 1),
-            word(p, 2),
-            word(p, 3),
-            word(p, 4),
-            word(p, 5),
-        )
-        offset = task * count * 4
-        norm(x + offset, w, count, eps, added + offset if added else 0, out + offset)
+        x, w, count, eps, out = word(p, 0), word(p, 1), word(p, 2), word(p, 3), word(p, 4)
+        norm(x + task * count * 4, w, count, eps, out + task * count * 4)
 
     return kernel
 
@@ -172,17 +143,11 @@ def rope(pairing: str) -> Kernel:
     turn = _turn_halves() if pairing == "halves" else _turn_pairs()
 
     def kernel(p: int, task: int, thread: int) -> None:
-        q, heads, size, half, cosines, sines = (
-            word(p, 0),
-            word(p, 1),
-            word(p, 2),
-            word(p, 3),
-            word(p, 4),
-            word(p, 5),
-        )
+        q, heads, size, half = word(p, 0), word(p, 1), word(p, 2), word(p, 3)
+        angles = word(word(p, 6), task) * half * 4
+        cosines, sines = word(p, 4) + angles, word(p, 5) + angles
         for head in range(heads):
-            at = q + (task * heads + head) * size * 4
-            turn(at, half, cosines + task * half * 4, sines + task * half * 4)
+            turn(q + (task * heads + head) * size * 4, half, cosines, sines)
 
     return kernel
 

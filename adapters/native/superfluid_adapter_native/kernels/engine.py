@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,17 +15,17 @@ from superfluid_adapter_native.kernels.cache import KernelCache
 from superfluid_adapter_native.kernels.driver import Driver
 from superfluid_adapter_native.kernels.features import Features, host
 from superfluid_adapter_native.kernels.weights import Activations, Weight
-from superfluid_adapter_native.quants.types import BY_NAME, TensorType
+from superfluid_adapter_native.quants.types import TensorType
 
-Floats = NDArray[np.float32]
+Floats: TypeAlias = NDArray[np.float32]
+Parts: TypeAlias = tuple[NDArray[Any], ...]
 
 _TASK_BYTES: Final = 32 << 10
 _ALONE_BYTES: Final = 32 << 10
 _ALONE_FLOATS: Final = 16 << 10
 _ALONE_MACS: Final = 64 << 10
 _SPAN: Final = 4 << 10
-_Q8_0: Final = BY_NAME["Q8_0"]
-_CACHE_TYPES: Final = {"float32": BY_NAME["F32"], "float16": BY_NAME["F16"], "uint8": _Q8_0}
+_CACHE_TYPES: Final = {"float32": "F32", "float16": "F16", "int8": layouts.APART}
 
 
 class Kernels:
@@ -130,24 +130,14 @@ class Kernels:
         self._driver.run(kernel, words, wanted.size, alone=wanted.size < 16)
         return out
 
-    def rms_norm(
-        self,
-        x: Floats,
-        w: Floats,
-        eps: float,
-        *,
-        added: Floats | None = None,
-        out: Floats | None = None,
-    ) -> Floats:
-        """Rows x (..., columns) / sqrt(mean(x²) + eps) * w, plus `added`; `out` may be either."""
+    def rms_norm(self, x: Floats, w: Floats, eps: float, out: Floats | None = None) -> Floats:
+        """Rows x (..., columns) / sqrt(mean(x²) + eps) * w; `out` may be x."""
         x, w = _rows(x), _rows(w)
         out = _target(out, x.shape)
         columns = x.shape[-1]
-        if w.shape != (columns,) or (added is not None and added.shape != x.shape):
-            raise ValueError(f"x has rows of {columns}; w {w.shape} or the added rows do not")
-        kept = None if added is None else _rows(added)
-        words = [_address(x), _address(w), columns, elementwise.bits(eps)]
-        words += [0 if kept is None else _address(kept), _address(out)]
+        if w.shape != (columns,):
+            raise ValueError(f"w is {w.shape} for rows of {columns}")
+        words = [_address(x), _address(w), columns, elementwise.bits(eps), _address(out)]
         self._run("rms_norm", elementwise.rms_norm, words, x.size // columns, x.size)
         return out
 
@@ -176,82 +166,63 @@ class Kernels:
         self._run("softcap", elementwise.softcap, words, -(-x.size // _SPAN), x.size)
 
     def rope(
-        self, q: Floats, cosines: Floats, sines: Floats, pairing: Literal["pairs", "halves"]
+        self,
+        q: Floats,
+        positions: NDArray[np.integer],
+        cosines: Floats,
+        sines: Floats,
+        *,
+        pairs: bool,
     ) -> None:
-        """Turns q (n, heads, size) in place by the tables (n, half) of its rows' positions.
+        """Turns q (n, heads, size) in place by the tables' (positions, half) rows `positions`.
 
-        The first 2 * half floats of a head are turned: float i with float half + i (`halves`), or
-        float 2i with float 2i + 1 (`pairs`).
+        The first 2 * half floats of a head are turned: float 2i with float 2i + 1 (`pairs`), or
+        float i with float half + i. Raises ValueError where shapes differ, IndexError past a table.
         """
         n, heads, size = q.shape
-        cosines, sines = _rows(cosines), _rows(sines)
-        half = cosines.shape[-1]
-        if not cosines.shape == sines.shape == (n, half) or 2 * half > size:
-            raise ValueError(f"tables {cosines.shape}, {sines.shape} for q {q.shape}")
+        cosines, sines, at = _rows(cosines), _rows(sines), np.ascontiguousarray(positions, np.int64)
+        half = cosines.shape[1]
+        if cosines.shape != sines.shape or 2 * half > size or at.shape != (n,):
+            raise ValueError(f"tables {cosines.shape}, {sines.shape} and {at.shape} for {q.shape}")
+        if n and not 0 <= at.min() <= at.max() < len(cosines):
+            raise IndexError(f"position {at.max()} in a table of {len(cosines)}")
         q = _target(q, q.shape)
-        words = [_address(q), heads, size, half, _address(cosines), _address(sines)]
+        words = [_address(q), heads, size, half, _address(cosines), _address(sines), _address(at)]
+        pairing = "pairs" if pairs else "halves"
         self._run(f"rope-{pairing}", partial(elementwise.rope, pairing), words, n, q.size)
-
-    def append(self, cache: NDArray[Any], start: int, x: Floats) -> None:
-        """Writes x (n, heads, size) at positions `start` and on, slot = position mod capacity.
-
-        `cache` is (capacity, heads, size) of float32 or float16, or (capacity, heads, bytes) of
-        uint8 for Q8_0.
-        """
-        n, heads, size = x.shape
-        if cache.dtype == np.uint8:
-            x = _rows(x)
-            if cache.shape[1:] != (heads, _Q8_0.row_bytes(size)) or not cache.flags.c_contiguous:
-                raise ValueError(f"a Q8_0 cache of {cache.shape} for rows of {x.shape[1:]}")
-            words = [_address(x), heads * size, _address(cache), cache.strides[0], start]
-            self._run("pack", attention.packer, [*words, cache.shape[0]], n, x.size)
-            return
-        first = start % cache.shape[0]
-        if first + n <= cache.shape[0]:
-            cache[first : first + n] = x
-        else:
-            cache[(start + np.arange(n)) % cache.shape[0]] = x
 
     def attention(
         self,
         q: Floats,
-        keys: NDArray[Any],
-        values: NDArray[Any],
+        keys: Parts,
+        values: Parts,
         *,
         start: int,
         scale: float,
         window: int | None = None,
-        softcap: float | None = None,
+        cap: float | None = None,
         out: Floats | None = None,
     ) -> Floats:
-        """Causal attention of q (n, heads, size), its rows at `start` and on: (n, heads, size).
+        """Causal attention of q (n, heads, size), its rows at `start` and on, to (n, heads, any).
 
-        Keys and values are as `append` left them, those of q's own positions included. Row i sees
-        the last `window` positions up to its own. A ring needs a capacity of window + n - 1 or
-        more. Several query heads in a row share one key head.
+        `keys` and `values` are (positions, kv_heads, size) of float32 or float16, or of int8 with
+        scales (positions, kv_heads, size / 32) of float32; q's own positions are among them. Row i
+        sees the last `window` positions up to its own. Query heads in a row share one key head.
         """
         n, heads, size = q.shape
-        q, out = _rows(q), _target(out, q.shape)
-        kind = _CACHE_TYPES[keys.dtype.name]
-        capacity, kv_heads, width = keys.shape
-        if heads % kv_heads or width * keys.itemsize != kind.row_bytes(size):
-            raise ValueError(f"a cache of {keys.shape} {kind.name} for queries of {q.shape}")
-        if keys.shape != values.shape or keys.dtype != values.dtype:
-            raise ValueError(f"keys are {keys.shape}, values {values.shape}")
-        last = start + n
-        span = last if window is None else min(last, window)
-        if min(last, span + n - 1) > capacity:
-            raise ValueError(f"{min(last, span + n - 1)} positions in a cache of {capacity}")
+        kv_heads = _key_heads(q, keys, values, start + n)
+        q, out = _rows(q), _target(out, (n, heads, values[0].shape[2]))
+        span = start + n if not window else min(start + n, window)
         each = heads // kv_heads * span
         if self._scratch.size < each * self._driver.threads:
             self._scratch = np.empty(2 * each * self._driver.threads, np.float32)
-        words = [_address(q), _address(out), heads, kv_heads, size]
-        for cache in (keys, values):
-            words += [_address(cache), cache.strides[0], cache.strides[1]]
-        words += [capacity, start, span if window is None else window]
-        words += [elementwise.bits(scale), elementwise.bits(softcap or 0.0)]
+        words = [_address(q), _address(out), heads, kv_heads, size, out.shape[2], start, span]
+        words += [elementwise.bits(scale), elementwise.bits(cap or 0.0)]
+        words += [_address(keys[0]), keys[0].strides[0], keys[0].strides[1]]
+        words += [_address(parts[1]) if len(parts) > 1 else 0 for parts in (keys, values)]
+        words += [_address(values[0]), values[0].strides[0], values[0].strides[1]]
         words += [_address(self._scratch), 4 * each]
-        kernel = self._typed(attention.attention, kind.name)
+        kernel = self._typed(attention.attention, _CACHE_TYPES[keys[0].dtype.name])
         self._driver.run(kernel, words, n * kv_heads, alone=n * each * size < _ALONE_MACS)
         return out
 
@@ -291,3 +262,19 @@ def _target(out: Floats | None, shape: tuple[int, ...]) -> Floats:
     if out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
         raise ValueError(f"out is {out.dtype} {out.shape}, contiguous float32 {shape} wanted")
     return out
+
+
+def _key_heads(q: Floats, keys: Parts, values: Parts, wanted: int) -> int:
+    """The key heads of a cache, once its parts are known to fit each other, q and `wanted`."""
+    positions, heads, size = keys[0].shape
+    if size != q.shape[2] or q.shape[1] % heads or wanted > positions:
+        raise ValueError(f"keys {keys[0].shape} for q {q.shape}, {wanted} positions wanted")
+    kind = keys[0].dtype
+    for data, *scales in (keys, values):
+        table = (positions, heads, data.shape[2] // layouts.GROUP)
+        fits = data.shape[:2] == (positions, heads) and data.dtype == kind
+        fits = fits and len(scales) == (kind == np.int8)
+        fits = fits and all(part.shape == table and part.dtype == np.float32 for part in scales)
+        if not fits or not all(part.flags.c_contiguous for part in (data, *scales)):
+            raise ValueError(f"a cache of {data.dtype} {data.shape} and {len(scales)} scale tables")
+    return int(heads)

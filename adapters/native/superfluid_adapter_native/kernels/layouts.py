@@ -261,18 +261,26 @@ FLOATS: Final[dict[str, Callable[[Emit, Value, int], Value]]] = {
 """The types that are floats already, read any number at a time."""
 
 
+APART: Final = "INT8"
+"""Groups of int8 with a float scale each in a table of its own: a cache's keys and values."""
+
+
 def step(name: str) -> int:
     """Weights that `weights` reads at once; a row of floats may end in a part of that."""
-    return max(BY_NAME[name].elements, GROUP)
+    return GROUP if name == APART else max(BY_NAME[name].elements, GROUP)
 
 
 def step_bytes(name: str) -> int:
     """Bytes of `step(name)` weights."""
-    return BY_NAME[name].row_bytes(step(name))
+    return GROUP if name == APART else BY_NAME[name].row_bytes(step(name))
 
 
-def weights(e: Emit, name: str, p: Value) -> list[Value]:
+def weights(e: Emit, name: str, p: Value, scale: Value) -> list[Value]:
     """The next `step(name)` weights at `p`, in vectors of eight floats."""
+    if name == APART:
+        raw = e.bytes(p, 0, GROUP)
+        codes = e.b.xor(raw, e.splat(raw.type, 128))
+        return Block([codes], 128, e.load(scale, 0, vector(FLOAT, 1))).weights(e)
     if name not in FLOATS:
         return UNPACK[name](e, p).weights(e)
     size = BY_NAME[name].bytes

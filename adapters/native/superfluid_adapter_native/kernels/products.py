@@ -83,6 +83,7 @@ def float_product(name: str, features: Features) -> Kernel:
             for r in range(first, last):
                 four(
                     w + r * row_bytes,
+                    0,
                     columns,
                     x + t * x_stride,
                     x_stride,
@@ -94,6 +95,7 @@ def float_product(name: str, features: Features) -> Kernel:
             for r in range(first, last):
                 one(
                     w + r * row_bytes,
+                    0,
                     columns,
                     x + t * x_stride,
                     x_stride,
@@ -118,7 +120,7 @@ def reader(name: str, features: Features) -> Kernel:
             word(p, 4),
             word(p, 5),
         )
-        read(w + index(ids, task) * row_bytes, columns, out + task * out_stride)
+        read(w + index(ids, task) * row_bytes, 0, columns, out + task * out_stride)
 
     return kernel
 

@@ -19,7 +19,6 @@ from superfluid_adapter_native.kernels.features import Features
 from superfluid_adapter_native.kernels.vectors import (
     F8,
     FLOAT,
-    HALF,
     I8,
     I32,
     I64,
@@ -82,12 +81,12 @@ def float_dot(name: str, tile: int, features: Features) -> Inline:
     """Dot products of a row of `columns` weights with rows of floats."""
 
     def write(builder: Value, *arguments: Value) -> None:
-        w, columns, x, x_stride, out, out_stride = arguments
+        w, scales, columns, x, x_stride, out, out_stride = arguments
         e = Emit(builder, features)
         xs, targets = _tile(e, x, x_stride, tile), _tile(e, out, out_stride, tile)
         sums = _sums(builder, tile * _CHAINS)
         chains = [sums[t * _CHAINS : (t + 1) * _CHAINS] for t in range(tile)]
-        for values, offset in _weights(e, name, w, columns):
+        for values, offset in _weights(e, name, w, scales, columns):
             for pointer, cells in zip(xs, chains, strict=True):
                 here = moved(e, pointer, offset, 1)
                 for i, value in enumerate(values):
@@ -98,21 +97,24 @@ def float_dot(name: str, tile: int, features: Features) -> Inline:
             builder.store(builder.fadd(*(builder.load(cell) for cell in cells)), cells[0])
         _finish(e, [cells[0] for cells in chains], targets)
 
-    return inline("w columns x x_stride out out_stride", types.void, write)
+    return inline("w scales columns x x_stride out out_stride", types.void, write)
 
 
 def _weights(
-    e: Emit, name: str, w: Value, columns: Value
+    e: Emit, name: str, w: Value, scales: Value, columns: Value
 ) -> Iterator[tuple[Sequence[Value], Value]]:
     """Writes a loop over a row: its weights in eights, and their place in bytes of floats.
 
-    Floats whose number the step does not divide end in a loop of single ones, in the first lane.
+    `scales` is where a type of `layouts.APART` has its scales. Floats whose number the step does
+    not divide end in a loop of single ones.
     """
     step, row = layouts.step(name), e.pointer(w)
     steps = e.b.udiv(columns, ir.Constant(I64, step))
     with cgutils.for_range(e.b, steps) as loop:
         place = e.b.mul(loop.index, ir.Constant(I64, 4 * step))
-        yield layouts.weights(e, name, moved(e, row, loop.index, layouts.step_bytes(name))), place
+        here = moved(e, row, loop.index, layouts.step_bytes(name))
+        scale = moved(e, e.pointer(scales), loop.index, 4)
+        yield layouts.weights(e, name, here, scale), place
     if name not in layouts.FLOATS:
         return
     done = e.b.mul(steps, ir.Constant(I64, step))
@@ -191,26 +193,26 @@ def decode(name: str, features: Features) -> Inline:
     """A row of `columns` weights written out as floats."""
 
     def write(builder: Value, *arguments: Value) -> None:
-        w, columns, out = arguments
+        w, scales, columns, out = arguments
         e = Emit(builder, features)
         target = e.pointer(out)
-        for values, place in _weights(e, name, w, columns):
+        for values, place in _weights(e, name, w, scales, columns):
             there = moved(e, target, place, 1)
             for i, value in enumerate(values):
                 e.store(value, there, 4 * LANES * i)
 
-    return inline("w columns out", types.void, write)
+    return inline("w scales columns out", types.void, write)
 
 
 def add_scaled(name: str, tile: int, features: Features) -> Inline:
     """Adds a row of `columns` weights, times a float per row of the tile, to rows of floats."""
 
     def write(builder: Value, *arguments: Value) -> None:
-        w, columns, factors, factor_stride, out, out_stride = arguments
+        w, scales, columns, factors, factor_stride, out, out_stride = arguments
         e = Emit(builder, features)
         targets = _tile(e, out, out_stride, tile)
         each = [e.load(p, 0, FLOAT) for p in _tile(e, factors, factor_stride, tile)]
-        for values, place in _weights(e, name, w, columns):
+        for values, place in _weights(e, name, w, scales, columns):
             for target, factor in zip(targets, each, strict=True):
                 there = moved(e, target, place, 1)
                 for i, value in enumerate(values):
@@ -218,7 +220,7 @@ def add_scaled(name: str, tile: int, features: Features) -> Inline:
                     after = e.fma(value, e.scalar(factor, value.type.count), before)
                     e.store(after, there, 4 * LANES * i)
 
-    return inline("w columns factors factor_stride out out_stride", types.void, write)
+    return inline("w scales columns factors factor_stride out out_stride", types.void, write)
 
 
 def quantise() -> Inline:
@@ -259,20 +261,3 @@ def _to_int8(e: Emit, values: Value) -> tuple[Value, Value]:
     rounded = e.call("rint", values.type, scaled)
     wide = e.b.fptosi(rounded, vector(I32, values.type.count))
     return e.b.fmul(largest, e.splat(largest.type, 1 / 127)), wide
-
-
-def pack_q8_0() -> Inline:
-    """A row of `groups` thirty-two floats each, as Q8_0 blocks."""
-
-    def write(builder: Value, *arguments: Value) -> None:
-        x, groups, out = arguments
-        e = Emit(builder, Features())
-        source, target = e.pointer(x), e.pointer(out)
-        with cgutils.for_range(builder, groups) as loop:
-            at = moved(e, source, loop.index, 4 * layouts.GROUP)
-            block = moved(e, target, loop.index, BY_NAME["Q8_0"].bytes)
-            step, wide = _to_int8(e, e.load(at, 0, vector(FLOAT, layouts.GROUP)))
-            e.store(e.b.fptrunc(step, vector(HALF, 1)), block, 0)
-            e.store(e.b.trunc(wide, vector(I8, layouts.GROUP)), block, 2)
-
-    return inline("x groups out", types.void, write)
