@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-import platform
 import sys
 import tempfile
 from functools import cache
@@ -28,7 +27,7 @@ def version_key() -> str:
     from superfluid_adapter_native.quants import types
 
     features = llvm.get_host_cpu_features().flatten()
-    parts = [numba.__version__, llvmlite.__version__, sys.version, platform.platform()]
+    parts = [numba.__version__, llvmlite.__version__, sys.version]
     parts += [llvm.get_process_triple(), llvm.get_host_cpu_name(), features]
     digest = hashlib.sha256("\n".join(parts).encode())
     for source in [*sorted(Path(__file__).parent.glob("*.py")), Path(types.__file__)]:

@@ -135,6 +135,9 @@ def capped(e: Emit, a: Value, limit: Value) -> Value:
     return e.b.fmul(wide, e.tanh(e.b.fdiv(a, wide)))
 
 
+PAIRINGS: Final = ("halves", "pairs")
+
+
 def rope(pairing: str) -> Kernel:
     """Turns the first 2 * half floats of each head by the angles of its row's position.
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,12 @@ from superfluid_adapter_native.kernels import attention, elementwise, layouts, p
 from superfluid_adapter_native.kernels.cache import KernelCache
 from superfluid_adapter_native.kernels.driver import Driver
 from superfluid_adapter_native.kernels.features import Features, host
-from superfluid_adapter_native.kernels.weights import Activations, Weight
+from superfluid_adapter_native.kernels.weights import Activations, Weight, address
 from superfluid_adapter_native.quants.types import TensorType
 
 Floats: TypeAlias = NDArray[np.float32]
+CacheType: TypeAlias = Literal["f32", "f16", "q8_0"]
+_Maker: TypeAlias = Callable[[str, Features], products.Kernel]
 Parts: TypeAlias = tuple[NDArray[Any], ...]
 
 _TASK_BYTES: Final = 32 << 10
@@ -25,6 +27,7 @@ _ALONE_BYTES: Final = 32 << 10
 _ALONE_FLOATS: Final = 16 << 10
 _ALONE_MACS: Final = 64 << 10
 _SPAN: Final = 4 << 10
+_CACHE_DTYPES: Final = {"f32": "float32", "f16": "float16", "q8_0": "int8"}
 _CACHE_TYPES: Final = {"float32": "F32", "float16": "F16", "int8": layouts.APART}
 
 
@@ -53,6 +56,36 @@ class Kernels:
         self._kernels: dict[str, int] = {}
         self._scratch = np.empty(0, np.float32)
 
+    def prepare(
+        self,
+        kinds: Iterable[TensorType],
+        caches: Iterable[CacheType],
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        """Loads, or compiles, everything for a model of these types and key-value caches.
+
+        Without this each kernel comes when it is first wanted. `progress(done, total)` in kernels.
+        """
+        wanted: dict[str, Callable[[], products.Kernel]] = {
+            "rms_norm": elementwise.rms_norm,
+            "softcap": elementwise.softcap,
+            **{f"gated-{name}": partial(elementwise.gated, name) for name in elementwise.GATES},
+            **{f"rope-{name}": partial(elementwise.rope, name) for name in elementwise.PAIRINGS},
+        }
+        if not self.exact:
+            wanted["quantise"] = products.quantiser
+        typed: list[tuple[_Maker, str]] = [
+            (attention.attention, _CACHE_TYPES[_CACHE_DTYPES[cache]]) for cache in caches
+        ]
+        for name in {"F32", *(kind.name for kind in kinds)}:
+            typed += [(self._product(name), name), (products.reader, name)]
+        for make, name in typed:
+            wanted[self._key(make, name)] = partial(make, name, self.features)
+        for done, (name, build) in enumerate(sorted(wanted.items())):
+            progress(done, len(wanted))
+            self._kernel(name, build)
+        progress(len(wanted), len(wanted))
+
     def weight(
         self, kind: TensorType, raw: NDArray[np.uint8], shape: tuple[int, int], *, resident: bool
     ) -> Weight:
@@ -64,7 +97,7 @@ class Kernels:
         row_bytes = kind.row_bytes(columns)
         if raw.nbytes != rows * row_bytes or not raw.flags.c_contiguous:
             raise ValueError(f"{raw.nbytes} bytes of {kind.name}, {rows * row_bytes} wanted")
-        return Weight(kind, shape, raw, _address(raw), row_bytes)
+        return Weight(kind, shape, raw, address(raw), row_bytes)
 
     def quantise(self, x: Floats) -> Activations:
         """Rows of x (n, columns) ready for `linear`, to be shared by several weights."""
@@ -75,8 +108,8 @@ class Kernels:
         codes = np.empty((n, columns), np.int8)
         scales = np.empty((n, columns // layouts.GROUP), np.float32)
         fours = np.empty((n, columns // 4), np.float32)
-        words = [_address(x), x.strides[0], scales.shape[1]]
-        words += [_address(codes), _address(scales), _address(fours)]
+        words = [address(x), x.strides[0], scales.shape[1]]
+        words += [address(codes), address(scales), address(fours)]
         kernel = self._kernel("quantise", products.quantiser)
         self._driver.run(kernel, words, n, alone=n < 8)
         return Activations(x, codes, scales, fours)
@@ -89,29 +122,15 @@ class Kernels:
         if given.x.shape[1] != columns:
             raise ValueError(f"x has {given.x.shape[1]} columns, {columns} wanted")
         out = _target(out, (n, rows))
-        integers = not self.exact and weight.type.name in layouts.UNPACK
-        if integers and given.codes is None:
-            given = self.quantise(given.x)
+        make = self._product(weight.type.name)
         per_task = max(1, _TASK_BYTES // weight.row_bytes)
-        words = [
-            weight.address,
-            weight.row_bytes,
-            rows,
-            per_task,
-            columns // weight.type.elements if integers else columns,
-        ]
-        words += [n, _address(out), out.strides[0]]
-        if (
-            given.codes is not None
-            and given.scales is not None
-            and given.fours is not None
-            and integers
-        ):
-            words += [_address(given.codes), _address(given.scales), _address(given.fours), columns]
-            make = products.int8_product
+        words = [weight.address, weight.row_bytes, rows, per_task]
+        tail = [n, address(out), out.strides[0]]
+        if make is products.int8_product:
+            given = given if given.codes is not None else self.quantise(given.x)
+            words += [columns // weight.type.elements, *tail, *given.addresses(), columns]
         else:
-            words += [_address(given.x), given.x.strides[0]]
-            make = products.float_product
+            words += [columns, *tail, address(given.x), given.x.strides[0]]
         kernel = self._typed(make, weight.type.name)
         tasks = -(-rows // per_task)
         self._driver.run(kernel, words, tasks, alone=n * weight.bytes < _ALONE_BYTES)
@@ -125,7 +144,7 @@ class Kernels:
             raise IndexError(f"row {wanted.max()} of {rows}")
         out = np.empty((wanted.size, columns), np.float32)
         words = [weight.address, weight.row_bytes, columns]
-        words += [_address(wanted), _address(out), out.strides[0]]
+        words += [address(wanted), address(out), out.strides[0]]
         kernel = self._typed(products.reader, weight.type.name)
         self._driver.run(kernel, words, wanted.size, alone=wanted.size < 16)
         return out
@@ -137,7 +156,7 @@ class Kernels:
         columns = x.shape[-1]
         if w.shape != (columns,):
             raise ValueError(f"w is {w.shape} for rows of {columns}")
-        words = [_address(x), _address(w), columns, elementwise.bits(eps), _address(out)]
+        words = [address(x), address(w), columns, elementwise.bits(eps), address(out)]
         self._run("rms_norm", elementwise.rms_norm, words, x.size // columns, x.size)
         return out
 
@@ -154,7 +173,7 @@ class Kernels:
         if up.shape != gate.shape:
             raise ValueError(f"gate is {gate.shape}, up is {up.shape}")
         out = _target(out, gate.shape)
-        words = [_address(gate), _address(up), _address(out), gate.size, _SPAN]
+        words = [address(gate), address(up), address(out), gate.size, _SPAN]
         make = partial(elementwise.gated, name)
         self._run(f"gated-{name}", make, words, -(-gate.size // _SPAN), gate.size)
         return out
@@ -162,7 +181,7 @@ class Kernels:
     def softcap(self, x: Floats, cap: float) -> None:
         """x = cap * tanh(x / cap), in place over a contiguous array."""
         x = _target(x, x.shape)
-        words = [_address(x), x.size, _SPAN, elementwise.bits(cap)]
+        words = [address(x), x.size, _SPAN, elementwise.bits(cap)]
         self._run("softcap", elementwise.softcap, words, -(-x.size // _SPAN), x.size)
 
     def rope(
@@ -187,7 +206,7 @@ class Kernels:
         if n and not 0 <= at.min() <= at.max() < len(cosines):
             raise IndexError(f"position {at.max()} in a table of {len(cosines)}")
         q = _target(q, q.shape)
-        words = [_address(q), heads, size, half, _address(cosines), _address(sines), _address(at)]
+        words = [address(q), heads, size, half, address(cosines), address(sines), address(at)]
         pairing = "pairs" if pairs else "halves"
         self._run(f"rope-{pairing}", partial(elementwise.rope, pairing), words, n, q.size)
 
@@ -216,12 +235,12 @@ class Kernels:
         each = heads // kv_heads * span
         if self._scratch.size < each * self._driver.threads:
             self._scratch = np.empty(2 * each * self._driver.threads, np.float32)
-        words = [_address(q), _address(out), heads, kv_heads, size, out.shape[2], start, span]
+        words = [address(q), address(out), heads, kv_heads, size, out.shape[2], start, span]
         words += [elementwise.bits(scale), elementwise.bits(cap or 0.0)]
-        words += [_address(keys[0]), keys[0].strides[0], keys[0].strides[1]]
-        words += [_address(parts[1]) if len(parts) > 1 else 0 for parts in (keys, values)]
-        words += [_address(values[0]), values[0].strides[0], values[0].strides[1]]
-        words += [_address(self._scratch), 4 * each]
+        words += [address(keys[0]), keys[0].strides[0], keys[0].strides[1]]
+        words += [address(parts[1]) if len(parts) > 1 else 0 for parts in (keys, values)]
+        words += [address(values[0]), values[0].strides[0], values[0].strides[1]]
+        words += [address(self._scratch), 4 * each]
         kernel = self._typed(attention.attention, _CACHE_TYPES[keys[0].dtype.name])
         self._driver.run(kernel, words, n * kv_heads, alone=n * each * size < _ALONE_MACS)
         return out
@@ -237,19 +256,21 @@ class Kernels:
         kernel = self._kernel(name, make)
         self._driver.run(kernel, words, tasks, alone=floats < _ALONE_FLOATS)
 
-    def _typed(self, make: Callable[[str, Features], products.Kernel], kind: str) -> int:
-        name = f"{make.__name__}-{kind}-{self.features.name}"
-        return self._kernel(name, lambda: make(kind, self.features))
+    def _product(self, kind: str) -> _Maker:
+        integers = not self.exact and kind in layouts.UNPACK
+        return products.int8_product if integers else products.float_product
+
+    def _key(self, make: _Maker, kind: str) -> str:
+        return f"{make.__name__}-{kind}-{self.features.name}"
+
+    def _typed(self, make: _Maker, kind: str) -> int:
+        return self._kernel(self._key(make, kind), partial(make, kind, self.features))
 
     def _kernel(self, name: str, make: Callable[[], products.Kernel]) -> int:
         address = self._kernels.get(name)
         if address is None:
             address = self._kernels[name] = self._driver.kernel(name, make())
         return address
-
-
-def _address(array: NDArray[np.generic]) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 def _rows(x: Floats) -> Floats:

@@ -10,6 +10,11 @@ from numpy.typing import NDArray
 from superfluid_adapter_native.quants.types import TensorType
 
 
+def address(array: NDArray[np.generic]) -> int:
+    """Where its first byte lies."""
+    return int(array.__array_interface__["data"][0])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Weight:
     """A matrix in its file's own arrangement, which the kernels read at memory speed as it is.
@@ -40,3 +45,7 @@ class Activations:
     codes: NDArray[np.int8] | None = None
     scales: NDArray[np.float32] | None = None
     fours: NDArray[np.float32] | None = None
+
+    def addresses(self) -> list[int]:
+        """Of codes, scales and fours."""
+        return [address(part) for part in (self.codes, self.scales, self.fours) if part is not None]
