@@ -1,0 +1,106 @@
+"""What tokenizers over a GGUF vocabulary share."""
+
+from __future__ import annotations
+
+import abc
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from superfluid_adapter_native.tokenizers.partition import Partition, read_strips
+from superfluid_adapter_native.tokenizers.vocabulary import HIDDEN, Kind, Vocabulary
+from superfluid_compat.errors import ModelDamaged, OutOfBoundary
+from superfluid_workerd.adapter import Tokenizer
+
+SPACE: Final = "▁"
+"""How SentencePiece writes a space inside a piece (U+2581)."""
+
+_BYTE_PIECE: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+def well_formed(text: str) -> str:
+    """`text` as UTF-8 can hold it: surrogate pairs joined, a lone surrogate becomes U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+class VocabularyTokenizer(Tokenizer):
+    """A tokenizer over a `Vocabulary`: cuts out special pieces, leaves the text to a subclass."""
+
+    def __init__(self, vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> None:
+        self._vocabulary = vocabulary
+        self._partition = Partition(vocabulary, read_strips(metadata, vocabulary))
+        for token in vocabulary.of(Kind.BYTE):
+            text = vocabulary.pieces[token]
+            if not _BYTE_PIECE.fullmatch(text):
+                raise ModelDamaged(f"token {token} is a byte, but its piece is {text!r}")
+
+    @property
+    def size(self) -> int:
+        return len(self._vocabulary.pieces)
+
+    @property
+    def bos(self) -> int | None:
+        return self._vocabulary.bos
+
+    @property
+    def eos(self) -> int | None:
+        return self._vocabulary.eos
+
+    @property
+    def stops(self) -> frozenset[int]:
+        return self._vocabulary.stops
+
+    def encode(self, text: str, *, add_special: bool = True, special: bool = False) -> list[int]:
+        """See `Tokenizer.encode`. A lone surrogate in `text` counts as U+FFFD."""
+        found: list[int] = self._opening() if add_special else []
+        after_special = True
+        for fragment in self._partition.cut(well_formed(text), special=special):
+            if isinstance(fragment, int):
+                found.append(fragment)
+                after_special = True
+            else:
+                found += self._encode_text(fragment, after_special)
+                after_special = False
+        return found + self._closing() if add_special else found
+
+    def _opening(self) -> list[int]:
+        bos = self._vocabulary.bos
+        return [bos] if self._vocabulary.add_bos and bos is not None else []
+
+    def _closing(self) -> list[int]:
+        eos = self._vocabulary.eos
+        return [eos] if self._vocabulary.add_eos and eos is not None else []
+
+    @abc.abstractmethod
+    def _encode_text(self, text: str, after_special: bool) -> list[int]:
+        """Ids of ordinary text that opens the whole or follows a special piece, or does not."""
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        if not 0 <= token < self.size:
+            raise OutOfBoundary(f"token {token}, the vocabulary ends at {self.size - 1}")
+        kind, text = self._vocabulary.kinds[token], self._vocabulary.pieces[token]
+        if kind & HIDDEN and not special:
+            return b""
+        if kind & (HIDDEN | Kind.USER_DEFINED):
+            return text.encode()
+        if kind & Kind.NORMAL:
+            return self._unescape(text)
+        return bytes([int(text[3:5], 16)]) if kind & Kind.BYTE else b""
+
+    def _unescape(self, text: str) -> bytes:
+        """The bytes of a normal piece."""
+        return text.replace(SPACE, " ").encode()
+
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> bytes:
+        """See `Tokenizer.decode`. An opening BOS that is not asked for does not keep the space
+        after it, so that decoding is the inverse of encoding."""
+        parts = [self.piece(token, special=special) for token in tokens]
+        if self._vocabulary.add_space_prefix:
+            first = next((place for place, part in enumerate(parts) if part), None)
+            if first is not None and (first == 0 or tokens[:first] == [self.bos]):
+                parts[first] = parts[first].removeprefix(b" ")
+        return b"".join(parts)

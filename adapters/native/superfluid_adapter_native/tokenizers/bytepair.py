@@ -1,0 +1,88 @@
+"""Byte-level BPE (`tokenizer.ggml.model` is `gpt2`), merging done by the `tokenizers` library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tokenizers import Regex
+from tokenizers import Tokenizer as Engine
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+
+from superfluid_adapter_native.tokenizers import metadata as read
+from superfluid_adapter_native.tokenizers.base import VocabularyTokenizer
+from superfluid_adapter_native.tokenizers.engine import encode_ids
+from superfluid_adapter_native.tokenizers.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from superfluid_adapter_native.tokenizers.vocabulary import Defaults, read_vocabulary
+from superfluid_compat.errors import ModelDamaged, UnsupportedArchitecture
+
+
+def _stand_ins() -> dict[int, int | None]:
+    """GPT-2's printable stand-in of each byte, by code point: printable Latin-1 is itself, the
+    rest follow from U+0100 in order (openai/gpt-2, encoder.py)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in printable]
+    plain: dict[int, int | None] = {byte: byte for byte in printable}
+    return plain | {0x100 + place: byte for place, byte in enumerate(hidden)}
+
+
+STAND_INS: Final = _stand_ins()
+
+
+def bytes_of(piece: str) -> bytes:
+    """The bytes that a piece in GPT-2's alphabet stands for; a piece with any other character
+    is taken as plain text."""
+    if all(ord(character) in STAND_INS for character in piece):
+        return piece.translate(STAND_INS).encode("latin-1")
+    return piece.encode()
+
+
+class BytePairTokenizer(VocabularyTokenizer):
+    """Immutable; the engine is safe to share between threads."""
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        family = _family(metadata)
+        defaults = Defaults(bos=None, eos=None, unk=None, add_bos=family.add_bos)
+        vocabulary = read_vocabulary(metadata, defaults)
+        super().__init__(vocabulary, metadata)
+        self._engine = _engine(vocabulary.ids, _merges(metadata), family)
+
+    def _encode_text(self, text: str, after_special: bool) -> list[int]:
+        return encode_ids(self._engine, text)
+
+    def _unescape(self, text: str) -> bytes:
+        return bytes_of(text)
+
+
+def _family(metadata: Mapping[str, Any]) -> PreTokenizer:
+    name = read.text(metadata, "pre") or "default"
+    if name not in PRE_TOKENIZERS:
+        raise UnsupportedArchitecture(
+            f"the file names the pre-tokenizer {name!r}, which the native runtime does not know",
+            fix="serve the model with another runtime, or choose another model",
+        )
+    return PRE_TOKENIZERS[name]
+
+
+def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Pairs in the order of their rank; of equal ones the first counts."""
+    found: dict[tuple[str, str], None] = {}
+    for rank, line in enumerate(read.texts(metadata, "merges")):
+        middle = line.find(" ", 1)
+        if middle < 0 or middle == len(line) - 1:
+            raise ModelDamaged(f"merge {rank} is {line!r}, wanted two pieces")
+        found.setdefault((line[:middle], line[middle + 1 :]))
+    return list(found)
+
+
+def _engine(ids: dict[str, int], merges: list[tuple[str, str]], family: PreTokenizer) -> Engine:
+    try:
+        model = BPE(ids, merges, ignore_merges=family.whole_words)
+    except Exception as error:
+        raise ModelDamaged(f"the merges do not fit the vocabulary: {error}") from error
+    engine = Engine(model)
+    cuts = [Split(Regex(pattern), "isolated") for pattern in family.patterns]
+    to_bytes = ByteLevel(add_prefix_space=False, use_regex=False)
+    engine.pre_tokenizer = Sequence([*cuts, to_bytes])
+    return engine

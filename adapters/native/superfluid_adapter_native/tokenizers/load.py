@@ -1,0 +1,40 @@
+"""The door: which tokenizer a model file asks for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Final
+
+from superfluid_adapter_native.formats.source import ModelSource
+from superfluid_adapter_native.tokenizers import metadata as read
+from superfluid_compat.errors import UnsupportedArchitecture
+from superfluid_workerd.adapter import Tokenizer
+
+_BY_MODEL: Final = {
+    "llama": ("sentencepiece", "SentencePieceTokenizer"),
+    "gpt2": ("bytepair", "BytePairTokenizer"),
+    "bert": ("wordpiece", "WordPieceTokenizer"),
+}
+"""Module and class by `tokenizer.ggml.model`; imported when asked for, as one model needs one."""
+
+
+def load_tokenizer(source: ModelSource) -> Tokenizer:
+    """The tokenizer of a model.
+
+    GGUF: from the metadata. Safetensors: from `tokenizer.json` and its neighbours in the model's
+    folder. Raises `ModelDamaged` where what is there contradicts itself, and
+    `UnsupportedArchitecture` for a tokenizer or pre-tokenizer of a name not known."""
+    if source.format == "safetensors":
+        from superfluid_adapter_native.tokenizers.huggingface import HuggingFaceTokenizer
+
+        return HuggingFaceTokenizer(source.path if source.path.is_dir() else source.path.parent)
+    name = read.text(source.metadata, "model")
+    if name not in _BY_MODEL:
+        raise UnsupportedArchitecture(
+            f"the file names the tokenizer {name!r}, known are {', '.join(_BY_MODEL)}",
+            fix="serve the model with another runtime, or choose another model",
+        )
+    module, kind = _BY_MODEL[name]
+    loaded = importlib.import_module(f"superfluid_adapter_native.tokenizers.{module}")
+    tokenizer: Tokenizer = getattr(loaded, kind)(source.metadata)
+    return tokenizer
