@@ -1,0 +1,189 @@
+"""A client's prompt as token ids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from superfluid_compat.errors import ChatUnsupported, InvalidField, MalformedRequest
+from superfluid_workerd.adapter import Tokenizer
+from superfluid_workerd.codec.families import Family, fallback
+from superfluid_workerd.codec.messages import normalised, strings, with_strings
+from superfluid_workerd.codec.templates import Template
+from superfluid_workerd.link.frames import Messages, Prompt, Text, Tokens
+
+_PLACEHOLDERS: Final = range(0xF0000, 0xFFFFE)
+"""Supplementary Private Use Area A."""
+
+_OWN: Final = frozenset({"messages", "tools", "bos_token", "eos_token"})
+
+
+class ChatCodec:
+    """Renders and tokenizes what clients send. Thread-safe.
+
+    `template` is the model's own Jinja source or None, `architecture` names the fallback then.
+
+    Only the template writes special tokens. A special token that is spelled out in a client's
+    words is replaced by a placeholder before rendering and tokenized as plain text after it, on
+    its own; all else between two of them is tokenized in one go, so a prompt without such words
+    has exactly the ids of the rendered text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: str | None, architecture: str = "") -> None:
+        self._tokenizer = tokenizer
+        self._family = None if template else fallback(architecture, self._knows)
+        self._source = template or (self._family.source if self._family else "")
+        self._template, self._problem = _compiled(self._source)
+
+    @property
+    def origin(self) -> str:
+        """Where the template came from: `model`, `fallback:FAMILY`, or `none`."""
+        if self._family:
+            return f"fallback:{self._family.name}"
+        return "model" if self._source else "none"
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """Every token that ends an answer, the fallback's end of turn among them."""
+        return self._tokenizer.stops | _stop(self._family, self._tokenizer)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The ids to feed. Raises as `tokenize`, and `InvalidField` when there are none."""
+        tokens = self.tokenize(prompt)
+        if not tokens:
+            raise InvalidField("the prompt is empty, wanted at least one token", param="prompt")
+        return tokens
+
+    def tokenize(self, prompt: Prompt, *, special: bool = False) -> list[int]:
+        """The ids of `prompt`; `special` reads special tokens in a `Text` as such.
+
+        Raises `InvalidField`, and for a chat `ChatUnsupported` and `MalformedRequest`.
+        """
+        match prompt:
+            case Text(text=text, add_special=add):
+                return self._tokenizer.encode(text, add_special=add, special=special)
+            case Tokens(tokens=tokens):
+                return self._checked(tokens)
+            case Messages():
+                rendered, plain = self._rendered(prompt)
+                return self._opened(self._encoded(rendered, plain))
+
+    def render(self, chat: Messages) -> str:
+        """The prompt's text as the model sees it. Raises as `tokenize`."""
+        rendered, plain = self._rendered(chat)
+        return rendered.translate({ord(mark): word for mark, word in plain.items()})
+
+    def _rendered(self, chat: Messages) -> tuple[str, Mapping[str, str]]:
+        template = self._usable()
+        _check_arguments(chat, template)
+        try:
+            client = [normalised(chat.messages), chat.tools, chat.template_arguments]
+            plain = self._spelled(client)
+            messages, tools, arguments = with_strings(client, lambda text: _marked(text, plain))
+        except RecursionError as error:
+            raise MalformedRequest(
+                "the messages are nested too deeply", fix="send flatter ones", param="messages"
+            ) from error
+        own = {
+            "messages": messages,
+            "tools": tools or None,
+            "bos_token": self._text(self._tokenizer.bos),
+            "eos_token": self._text(self._tokenizer.eos),
+        }
+        return template.render({"add_generation_prompt": True, **arguments, **own}), plain
+
+    def _usable(self) -> Template:
+        if self._template is None:
+            raise self._problem
+        return self._template
+
+    def _spelled(self, client: object) -> dict[str, str]:
+        """Special tokens spelled out in the client's words, by the placeholder of each."""
+        words = "\n".join(strings(client))
+        free = (chr(code) for code in _PLACEHOLDERS)
+        free = (mark for mark in free if mark not in words and mark not in self._source)
+        plain: dict[str, str] = {}
+        # A round may uncover tokens that overlapped those of the round before.
+        while found := self._specials_in(_marked(words, plain)):
+            plain |= {next(free): literal for literal in found}
+        return plain
+
+    def _specials_in(self, text: str) -> list[str]:
+        ids = set(self._tokenizer.encode(text, add_special=False, special=True))
+        silent = (token for token in ids if not self._tokenizer.piece(token))
+        literals = {self._text(token) for token in silent}
+        return sorted((one for one in literals if one and one in text), key=len, reverse=True)
+
+    def _encoded(self, rendered: str, plain: Mapping[str, str]) -> list[int]:
+        encode = self._tokenizer.encode
+        if not plain:
+            return encode(rendered, add_special=False, special=True)
+        tokens: list[int] = []
+        for part in re.split(f"([{''.join(plain)}])", rendered):
+            text = plain.get(part, part)
+            if text:
+                tokens += encode(text, add_special=False, special=part not in plain)
+        return tokens
+
+    def _opened(self, tokens: list[int]) -> list[int]:
+        """With the BOS token where the model expects one and the template wrote none."""
+        bos = self._tokenizer.bos
+        expected = bos is not None and self._tokenizer.encode("", add_special=True)[:1] == [bos]
+        return [bos, *tokens] if bos is not None and expected and tokens[:1] != [bos] else tokens
+
+    def _checked(self, tokens: Sequence[int]) -> list[int]:
+        size = self._tokenizer.size
+        for token in tokens:
+            if not 0 <= token < size:
+                raise InvalidField(
+                    f"the prompt holds token {token}, the model has 0 to {size - 1}", param="prompt"
+                )
+        return list(tokens)
+
+    def _text(self, token: int | None) -> str:
+        if token is None:
+            return ""
+        return self._tokenizer.piece(token, special=True).decode("utf-8", "replace")
+
+    def _knows(self, marker: str) -> bool:
+        return _id(marker, self._tokenizer) is not None
+
+
+def _compiled(source: str) -> tuple[Template | None, ChatUnsupported]:
+    problem = ChatUnsupported(
+        "the model has no chat template, and its family has none to fall back on"
+    )
+    if not source:
+        return None, problem
+    try:
+        return Template(source), problem
+    except ChatUnsupported as error:
+        return None, error
+
+
+def _check_arguments(chat: Messages, template: Template) -> None:
+    if chat.tools and not template.takes("tools"):
+        raise InvalidField("tools were given, the model's chat template takes none", param="tools")
+    for name in _OWN & chat.template_arguments.keys():
+        raise InvalidField(
+            f"template argument {name} is set by the server", param=f"template_arguments.{name}"
+        )
+
+
+def _marked(text: str, plain: Mapping[str, str]) -> str:
+    for mark, literal in plain.items():
+        text = text.replace(literal, mark)
+    return text
+
+
+def _stop(family: Family | None, tokenizer: Tokenizer) -> frozenset[int]:
+    token = _id(family.stop, tokenizer) if family and family.stop else None
+    return frozenset() if token is None else frozenset({token})
+
+
+def _id(text: str, tokenizer: Tokenizer) -> int | None:
+    """The one token that `text` is, or None."""
+    tokens = tokenizer.encode(text, add_special=False, special=True)
+    whole = len(tokens) == 1 and tokenizer.piece(tokens[0], special=True) == text.encode()
+    return tokens[0] if whole else None
