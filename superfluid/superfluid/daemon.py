@@ -188,6 +188,7 @@ def _http(supervisor: Supervisor, listener: socket.socket) -> uvicorn.Server:
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="warning",
             access_log=False,
             server_header=False,
             backlog=_BACKLOG,

@@ -1,0 +1,206 @@
+"""`superfluid serve` as a process among processes: signals, names, ports, exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from superfluid_adapter_fake.orders import Moment, Orders, write_model
+
+from support.server import Server, environment, run, serving
+
+SCRIPT = "Hello world. "
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+def model(folder: Path, orders: Orders | None = None) -> str:
+    return str(write_model(folder / "m.fake", orders or Orders(script=SCRIPT)))
+
+
+def workers(server: Server) -> list[psutil.Process]:
+    return psutil.Process(server.pid).children()
+
+
+def complete(server: Server, tokens: int = 13) -> httpx.Response:
+    body = {"model": "m", "prompt": "a", "max_tokens": tokens, "temperature": 0}
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+
+
+def until_gone(processes: list[psutil.Process]) -> None:
+    assert not psutil.wait_procs(processes, timeout=30)[1]
+
+
+@contextlib.contextmanager
+def streaming(server: Server) -> Iterator[Iterator[str]]:
+    """Lines of a streamed completion that has begun."""
+    body = {"model": "m", "prompt": "a", "max_tokens": 100, "temperature": 0, "stream": True}
+    with (
+        httpx.Client(timeout=60) as client,
+        client.stream("POST", f"{server.url}/v1/completions", json=body) as response,
+    ):
+        assert response.status_code == 200
+        yield response.iter_lines()
+
+
+def until_draining(server: Server) -> None:
+    while httpx.get(f"{server.url}/health").json()["models"]["m"]["state"] != "draining":
+        time.sleep(0.01)
+
+
+def test_a_killed_daemon_takes_its_workers_with_it(tmp_path: Path, home: Path) -> None:
+    with serving([model(tmp_path)], home) as server:
+        left = workers(server)
+        assert len(left) == 1
+        server.stop(signal.SIGKILL)
+        until_gone(left)
+    with serving([model(tmp_path)], home) as again:
+        assert complete(again).status_code == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly(tmp_path: Path, home: Path, number: signal.Signals) -> None:
+    with serving([model(tmp_path)], home) as server:
+        left = workers(server)
+        ended = server.stop(number)
+        assert (ended.code, "Traceback" in ended.err) == (0, False)
+        until_gone(left)
+    assert list(home.rglob("dossiers/*")) == []
+
+
+def test_a_running_answer_is_finished_first(tmp_path: Path, home: Path) -> None:
+    gate = tmp_path / "gate"
+    orders = Orders(script=SCRIPT, gate=str(gate))
+    with serving([model(tmp_path, orders)], home) as server, streaming(server) as lines:
+        os.kill(server.pid, signal.SIGTERM)
+        until_draining(server)
+        assert complete(server).status_code == 503
+        gate.touch()
+        data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+        text = "".join(json.loads(each)["choices"][0]["text"] for each in data[:-1])
+        assert (len(text), data[-1]) == (100, "[DONE]")
+        assert server.wait().code == 0
+
+
+def test_a_second_signal_stops_at_once(tmp_path: Path, home: Path) -> None:
+    orders = Orders(script=SCRIPT, gate=str(tmp_path / "never"), ignore_term=True)
+    with serving([model(tmp_path, orders)], home) as server, streaming(server):
+        left = workers(server)
+        os.kill(server.pid, signal.SIGINT)
+        until_draining(server)
+        since = time.monotonic()
+        os.kill(server.pid, signal.SIGINT)
+        ended = server.wait()
+        # Far below the 30 s of a drain; how far depends on the machine.
+        assert (ended.code, time.monotonic() - since < 15) == (0, True)
+        until_gone(left)
+
+
+def test_a_signal_while_it_loads_ends_it(tmp_path: Path, home: Path) -> None:
+    path = model(tmp_path, Orders(load_gate=str(tmp_path / "never")))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "superfluid", "serve", "--port", "0", path],
+        env=environment(home),
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while not list(home.rglob("workers/*.json")):
+            time.sleep(0.01)
+        left = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+        until_gone(left)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_taken_port_is_named(tmp_path: Path, home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = run(["serve", "--port", str(port), model(tmp_path)], home)
+    assert ended.code == 1
+    assert f"port {port} of 127.0.0.1 is taken" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_a_name_serves_once_and_another_name_beside_it(tmp_path: Path, home: Path) -> None:
+    path = model(tmp_path)
+    with serving([path], home) as first:
+        ended = run(["serve", "--port", "0", path], home)
+        assert (ended.code, "another server called" in ended.err) == (1, True)
+        with serving(["--name", "second", path], home) as second:
+            assert complete(first).json()["choices"] == complete(second).json()["choices"]
+        assert complete(first).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "code", "words"),
+    [
+        (b"PK\3\4", [], 3, "begins with 50 4b 03 04"),
+        (b"SFFAKE1\n{", [], 3, "m.fake"),
+        (b'SFFAKE1\n{"load_error": "does_not_fit"}', [], 3, "told to refuse"),
+        (b'SFFAKE1\n{"load_error": "raise"}', [], 4, "ZeroDivisionError"),
+        (b"SFFAKE1\n{}", ["--fake-broken", "yes"], 4, "told to be broken"),
+        (b"SFFAKE1\n{}", ["--fake-mood", "plain"], 2, "did you mean mode"),
+        (b"SFFAKE1\n{}", ["--fake-mode", "loud"], 2, "plain, odd"),
+        (b"SFFAKE1\n{}", ["--runtime", "fakd"], 2, "did you mean fake"),
+        (b"SFFAKE1\n{}", ["--runtime", "native"], 3, "native reads gguf"),
+        (b"SFFAKE1\n{}", ["--host", "192.0.2.1"], 2, "cannot listen at 192.0.2.1"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line_and_its_code(
+    tmp_path: Path, home: Path, content: bytes, arguments: list[str], code: int, words: str
+) -> None:
+    path = tmp_path / "m.fake"
+    path.write_bytes(content)
+    ended = run(["serve", "--port", "0", *arguments, str(path), "--log-level", "error"], home)
+    assert (ended.code, "Traceback" in ended.err) == (code, False)
+    (line,) = ended.err.splitlines()
+    assert words in line
+
+
+def test_a_worker_that_dies_is_told_of_and_replaced(tmp_path: Path, home: Path) -> None:
+    moment = Moment(act="signal", signal="SIGSEGV", tokens=20, once=str(tmp_path / "once"))
+    with serving([model(tmp_path, Orders(script=SCRIPT, moments=(moment,)))], home) as server:
+        failed = complete(server, tokens=60)
+        assert failed.status_code == 502
+        (dossier,) = home.rglob("dossiers/*.json")
+        kept = json.loads(dossier.read_text())
+        assert kept["exit"].startswith("killed by SIGSEGV")
+        assert kept["id"] in failed.text
+        assert complete(server).status_code == 200
+        assert len(workers(server)) == 1
+
+
+def test_a_worker_that_gives_up_ends_the_server(tmp_path: Path, home: Path) -> None:
+    gate = tmp_path / "gate"
+    gate.touch()
+    path = model(tmp_path, Orders(load_gate=str(gate)))
+    with serving([path], home) as server:
+        gate.unlink()
+        killed: set[int] = set()
+        while psutil.pid_exists(server.pid) and len(killed) < 5:
+            for entry in home.rglob("workers/*.json"):
+                if int(entry.stem) not in killed:
+                    killed.add(int(entry.stem))
+                    os.kill(int(entry.stem), signal.SIGKILL)
+            time.sleep(0.01)
+        ended = server.wait()
+    assert ended.code == 1
+    assert "failed 5 times, the last time: killed by SIGKILL" in ended.err
+    assert "dossier" in ended.err
