@@ -45,6 +45,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """A test that is skipped proves nothing: it fails the run."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     skipped = len(reporter.stats.get("skipped", ())) if reporter is not None else 0
-    if skipped and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+    if (
+        reporter is not None
+        and skipped
+        and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    ):
         reporter.write_line(f"\n{skipped} skipped, wanted none", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
