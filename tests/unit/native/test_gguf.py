@@ -151,6 +151,8 @@ def test_a_string_that_is_not_utf8_is_refused_when_asked_for(tmp_path: Path) -> 
     assert (found[0], found.raw_at(1)) == ("ok", b"\xff\xfe")
     with pytest.raises(ModelDamaged, match=r"m\.gguf: tokens\[1\]: is not UTF-8"):
         found[1]
+    with pytest.raises(ModelDamaged, match=r"m\.gguf: tokens\[1\]: is not UTF-8"):
+        list(found)
 
 
 def test_rope_layout_by_architecture(tmp_path: Path) -> None:
@@ -339,6 +341,21 @@ def test_truncated_anywhere(tmp_path: Path) -> None:
         path.write_bytes(whole[:length])
         with pytest.raises(ModelDamaged):
             read_gguf(path)
+
+
+@pytest.mark.parametrize("kind", [0, 8])
+def test_a_header_of_gigabytes_is_refused_before_it_is_read(tmp_path: Path, kind: int) -> None:
+    path = tmp_path / "giant.gguf"
+    path.write_bytes(array_of(kind, 1 << 31))
+    os.truncate(path, 1 << 34)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelDamaged, match=r"at most 4194304|header of more"):
+            read_gguf(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
 
 
 def a_fifo(folder: Path) -> Path:
