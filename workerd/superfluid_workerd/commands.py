@@ -21,7 +21,7 @@ from superfluid_compat.errors import (
 )
 from superfluid_workerd.adapter import Adapter
 from superfluid_workerd.link.answers import Facts, InstallPlan
-from superfluid_workerd.link.refusals import refusal
+from superfluid_workerd.link.refusals import in_words, refusal
 from superfluid_workerd.options import resolve
 from superfluid_workerd.registry import load_adapter
 
@@ -41,9 +41,9 @@ def run(call: Arguments, given: bytes, answers: int) -> int:
         answer = COMMANDS[call.command](adapter, call, given)
     except SuperfluidError as error:
         return _refuse(error, answers)
-    except Exception as error:  # noqa: BLE001  # whatever an adapter raises becomes a refusal
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever an adapter raises becomes a refusal
         traceback.print_exc()
-        found = f"{call.adapter} {call.command} failed with {type(error).__name__}: {error}"
+        found = f"{call.adapter} {call.command} failed with {in_words(error)}"
         return _refuse(RuntimeBroken(found), answers)
     _write(answer, answers)
     return ExitCode.OK

@@ -39,7 +39,7 @@ from superfluid_workerd.link.frames import (
     Turn,
     TurnStats,
 )
-from superfluid_workerd.link.refusals import refusal
+from superfluid_workerd.link.refusals import in_words, refusal
 from superfluid_workerd.stream import Stream
 from superfluid_workerd.turns import Policy, Ready, linger_s, plan
 
@@ -307,7 +307,7 @@ class Executor:
         self._counts.failed_turns += 1
         if not isinstance(error, StepError):
             traceback.print_exception(error)
-            error = Fault(f"the step failed with {type(error).__name__}: {error}")
+            error = Fault(f"the step failed with {in_words(error)}")
         for stream in self._seated:
             self._leave(stream)
             self._fail(stream.number, error)

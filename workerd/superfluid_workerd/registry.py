@@ -10,6 +10,7 @@ from superfluid_compat import numbers
 from superfluid_compat.errors import RuntimeBroken, SuperfluidError, UnknownAdapter
 from superfluid_compat.verdicts import require_number
 from superfluid_workerd.adapter import Adapter
+from superfluid_workerd.link.refusals import in_words
 from superfluid_workerd.options import nearest
 
 GROUP: Final = "superfluid.adapters"
@@ -28,11 +29,10 @@ def load_adapter(name: str) -> Adapter:
         require_number("adapter kit", found=info.kit, wanted=numbers.KIT)
     except SuperfluidError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         traceback.print_exc()
         raise RuntimeBroken(
-            f"adapter {name} of {_distribution(point)} does not start: "
-            f"{type(error).__name__}: {error}",
+            f"adapter {name} of {_distribution(point)} does not start: {in_words(error)}",
             fix=f"reinstall {_distribution(point)}",
         ) from error
     if not isinstance(adapter, Adapter) or info.id != name:

@@ -53,7 +53,7 @@ from superfluid_workerd.link.frames import (
     Tokenize,
     ToWorker,
 )
-from superfluid_workerd.link.refusals import refusal
+from superfluid_workerd.link.refusals import in_words, refusal
 from superfluid_workerd.link.transport import Link
 from superfluid_workerd.turns import Policy
 
@@ -132,11 +132,10 @@ class _Worker:
             raise
         except MemoryError as error:
             raise DoesNotFit(f"memory ran out while {load.model} was opened") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             traceback.print_exc()
             raise RuntimeBroken(
-                f"{self._adapter.info().id} failed to open {load.model} with "
-                f"{type(error).__name__}: {error}",
+                f"{self._adapter.info().id} failed to open {load.model} with {in_words(error)}",
                 fix="report this with the traceback of the worker's log",
             ) from error
         described = loaded.runtime.describe()
@@ -262,4 +261,4 @@ class _Worker:
 
 def _unexpected(error: Exception) -> Fault:
     traceback.print_exception(error)
-    return Fault(f"the request could not be prepared: {type(error).__name__}: {error}")
+    return Fault(f"the request could not be prepared: {in_words(error)}")

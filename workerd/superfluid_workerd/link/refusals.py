@@ -17,6 +17,11 @@ def refusal(error: SuperfluidError) -> Refusal:
     )
 
 
+def in_words(error: BaseException) -> str:
+    """An exception of no tree on one line, for the message of one that is."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def error_of(refusal: Refusal) -> SuperfluidError:
     """The error that `refusal` records; an unknown code becomes the root class."""
     kind = BY_CODE.get(refusal.code, SuperfluidError)

@@ -48,6 +48,11 @@ _PRINTABLE[:] = -20.0
 _PRINTABLE[32:127] = 0.0
 
 
+def root() -> bytes:
+    """The state of an empty sequence."""
+    return _ROOT
+
+
 def extend(state: bytes, token: int) -> bytes:
     """The state after one more token."""
     return hashlib.blake2b(state + token.to_bytes(4, "big"), digest_size=16).digest()

@@ -1,0 +1,133 @@
+"""The fake runtime keeps the contract, and broken ones are found out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from superfluid_adapter_fake.adapter import FakeAdapter
+from superfluid_adapter_fake.orders import Orders, write_model
+from superfluid_adapter_fake.runtime import FakeRuntime, extend
+
+from superfluid_workerd.adapter import Feed, LoadedModel, OpenRequest, SequenceId, Tick
+from superfluid_workerd.conformance import (
+    AdapterContract,
+    Case,
+    RuntimeContract,
+    TokenizerContract,
+)
+
+if TYPE_CHECKING:
+    from superfluid_workerd.adapter import Logits
+
+KINDS = {
+    "able": Orders(),
+    "plain": Orders(copy=False, export=False, truncate="zero", step_tokens=16, context=48),
+}
+
+
+@pytest.fixture(params=sorted(KINDS))
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
+    model = write_model(tmp_path / "m.fake", KINDS[str(request.param)])
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    return Case(adapter=FakeAdapter(), model=model, folder=folder, lanes=4)
+
+
+class TestAdapter(AdapterContract):
+    pass
+
+
+class TestRuntime(RuntimeContract):
+    pass
+
+
+class TestTokenizer(TokenizerContract):
+    pass
+
+
+class Leaking(FakeRuntime):
+    """Keeps what a sequence held when it is emptied."""
+
+    def seq_truncate(self, sequence: SequenceId, length: int) -> None:
+        last = self._states(sequence)[-1]
+        super().seq_truncate(sequence, length)
+        if length == 0:
+            self._states(sequence)[0] = last
+
+
+class Reusing(FakeRuntime):
+    """Gives rows of a buffer that the next step writes into."""
+
+    def __init__(self, orders: Orders, sequences: int) -> None:
+        super().__init__(orders, sequences)
+        self.buffer = np.zeros((64, 259), np.float32)
+
+    def step(self, feeds: Sequence[Feed], tick: Tick) -> Sequence[Logits | None]:
+        rows = super().step(feeds, tick)
+        for row in rows:
+            if row is not None:
+                self.buffer[: len(row)] = row
+        return [None if row is None else self.buffer[: len(row)] for row in rows]
+
+
+class Mixing(FakeRuntime):
+    """Lets the first of several seats see the second's tokens."""
+
+    def step(self, feeds: Sequence[Feed], tick: Tick) -> Sequence[Logits | None]:
+        if len(feeds) > 1:
+            states = self._states(feeds[0].sequence)
+            states[-1] = extend(states[-1], feeds[1].tokens[0])
+        return super().step(feeds, tick)
+
+
+class Trusting(FakeRuntime):
+    """Takes any token."""
+
+    def step(self, feeds: Sequence[Feed], tick: Tick) -> Sequence[Logits | None]:
+        tame = [replace(it, tokens=[abs(token) % 259 for token in it.tokens]) for it in feeds]
+        return super().step(tame, tick)
+
+
+class Aliasing(FakeRuntime):
+    """Copies by reference."""
+
+    def seq_copy(self, sequence: SequenceId, length: int) -> SequenceId:
+        copy = super().seq_copy(sequence, length)
+        self._sequences[copy] = self._states(sequence)
+        return copy
+
+
+class Believing(FakeRuntime):
+    """Imports whatever it is given."""
+
+    def seq_import(self, payload: bytes) -> SequenceId:
+        return self.seq_create() if len(payload) < 40 else super().seq_import(payload)
+
+
+CAUGHT = {
+    Leaking: "test_a_recycled_sequence_holds_nothing_of_its_last_stream",
+    Reusing: "test_rows_belong_to_the_caller",
+    Mixing: "test_the_order_of_seats_changes_nothing",
+    Trusting: "test_tokens_outside_the_vocabulary_are_refused",
+    Aliasing: "test_a_copy_goes_its_own_way_or_is_unsupported",
+    Believing: "test_a_sequence_moves_to_another_runtime_or_is_unsupported",
+}
+
+
+@pytest.mark.parametrize("broken", CAUGHT, ids=lambda it: it.__name__)
+def test_a_runtime_that_breaks_the_contract_is_caught(
+    broken: type[FakeRuntime], tmp_path: Path
+) -> None:
+    class Adapter(FakeAdapter):
+        def open(self, request: OpenRequest) -> LoadedModel:
+            return replace(super().open(request), runtime=broken(Orders(), request.lanes))
+
+    model = write_model(tmp_path / "m.fake")
+    case = Case(adapter=Adapter(), model=model, folder=tmp_path, lanes=4)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        getattr(RuntimeContract(), CAUGHT[broken])(case)

@@ -1,0 +1,455 @@
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+from superfluid_adapter_fake.orders import Orders
+from superfluid_adapter_fake.tokenizer import VOCABULARY
+
+from superfluid_compat.errors import (
+    BadFrame,
+    Capacity,
+    DoesNotFit,
+    Fatal,
+    Fault,
+    Overloaded,
+)
+from superfluid_workerd.adapter import Feed, Tick
+from superfluid_workerd.executor import Executor
+from superfluid_workerd.link.frames import (
+    Generate,
+    GenerationRequest,
+    Replay,
+    Sampling,
+    Text,
+    Tokens,
+)
+from superfluid_workerd.turns import Policy
+from support.turn_loop import Heard, Loop, Stage, alone, request
+
+if TYPE_CHECKING:
+    from superfluid_workerd.adapter import Logits
+
+
+def _lone(wanted: GenerationRequest, orders: Orders | None = None) -> Loop:
+    loop = Loop(orders)
+    loop.join(1, wanted)
+    loop.run()
+    return loop
+
+
+def test_a_lone_stream_gets_its_tokens_and_ends_by_length() -> None:
+    wanted = request("hello", 12)
+    loop = _lone(wanted)
+    heard = loop.heard[1]
+    assert heard.prompt == list(b"hello")
+    assert heard.tokens == alone(wanted, loop.orders)
+    assert heard.text == bytes(heard.tokens).decode()
+    assert heard.finish == "length"
+    assert loop.stats_at_end.free_lanes == loop.lanes
+    assert loop.bytes_at_end == 0
+    assert loop.runtime.closed
+
+
+def test_one_frame_for_each_turn_whoever_sits_in_it() -> None:
+    loop = Loop()
+    for number in range(4):
+        loop.join(number, request(f"prompt {number}", 6))
+    loop.run()
+    assert len(loop.turns) == 6
+    assert [len(turn.deltas) for turn in loop.turns] == [4] * 6
+    assert loop.stats_at_end.turns == 6
+    assert loop.stats_at_end.seats == 24
+
+
+def test_late_join_recycled_lane_and_full_house_equal_solo() -> None:
+    loop = Loop(lanes=3)
+    wanted = {n: request(f"stream {n}", tokens) for n, tokens in enumerate((4, 9, 5, 6, 3))}
+    joins = {2: [1], 4: [2], 5: [3, 4]}
+
+    def arrive(turn: int) -> None:
+        for number in joins.get(turn, []):
+            loop.join(number, wanted[number])
+
+    loop.runtime.before = arrive
+    loop.join(0, wanted[0])
+    loop.run()
+    for number, ask in wanted.items():
+        assert loop.heard[number].tokens == alone(ask, loop.orders)
+    assert max(len(step) for step in loop.runtime.steps) == 3
+    assert {feed.sequence for step in loop.runtime.steps for feed in step} == {1, 2, 3}
+
+
+def test_a_prompt_is_fed_in_chunks_and_answers_the_same() -> None:
+    wanted = request("x" * 200, 5)
+    loop = Loop(policy=Policy(turn_tokens=16, prompt_chunk=7))
+    loop.join(1, wanted)
+    loop.run()
+    assert loop.heard[1].tokens == alone(wanted, loop.orders)
+    fed = [len(step[0].tokens) for step in loop.runtime.steps]
+    assert fed == [7] * 28 + [4] + [1] * 4
+    assert loop.stats_at_end.prefill_tokens == 200
+    assert loop.stats_at_end.decode_tokens == 4
+
+
+def test_a_decoder_beside_a_long_prompt_sits_in_every_turn() -> None:
+    loop = Loop(policy=Policy(turn_tokens=8))
+    loop.join(1, request("d", 40))
+    loop.join(2, request("p" * 200, 2))
+    loop.run()
+    assert all(len(step) >= 1 and step[0].sequence == 1 for step in loop.runtime.steps[:40])
+
+
+def test_a_short_prompt_after_long_ones_answers_within_two_turns() -> None:
+    loop = Loop(lanes=4, policy=Policy(turn_tokens=32))
+    for number in range(3):
+        loop.join(number, request("p" * 240, 2))
+    loop.join(3, request("hi", 2))
+    loop.run()
+    assert loop.heard[3].first_turn <= 2
+    assert min(loop.heard[n].first_turn for n in range(3)) > 2
+
+
+def test_a_cancel_before_a_turn_takes_effect_in_it() -> None:
+    loop = Loop()
+    loop.join(1, request("a", 50))
+    loop.join(2, request("b", 6))
+    loop.runtime.before = lambda turn: loop.cancel(1) if turn == 3 else None
+    loop.run()
+    assert loop.heard[1].finish == "cancelled"
+    assert len(loop.heard[1].tokens) == 2
+    assert loop.heard[2].tokens == alone(request("b", 6), loop.orders)
+    assert [len(step) for step in loop.runtime.steps] == [2, 2, 2, 1, 1, 1]
+
+
+def test_a_step_that_nobody_waits_for_is_abandoned() -> None:
+    loop = Loop(policy=Policy(turn_tokens=8))
+    loop.join(1, request("p" * 200, 50))
+    loop.runtime.within = lambda turn: loop.cancel(1) if turn == 3 else None
+    loop.run()
+    assert loop.heard[1].finish == "cancelled"
+    assert loop.runtime.number == 3
+    assert len(loop.runtime.steps) == 2
+    assert loop.stats_at_end.failed_turns == 0
+    assert (loop.stats_at_end.free_lanes, loop.bytes_at_end) == (loop.lanes, 0)
+
+
+def test_a_step_goes_on_for_those_who_still_wait_when_one_leaves_in_prefill() -> None:
+    loop = Loop(policy=Policy(turn_tokens=16))
+    other = request("q" * 60, 4)
+    loop.join(1, request("p" * 60, 4))
+    loop.join(2, other)
+    loop.runtime.within = lambda turn: loop.cancel(1) if turn == 3 else None
+    loop.run()
+    assert loop.heard[1].finish == "cancelled"
+    assert loop.heard[1].tokens == []
+    assert loop.heard[2].tokens == alone(other, loop.orders)
+    assert sum(len(f.tokens) for step in loop.runtime.steps for f in step[-1:]) == 63
+
+
+def test_a_queued_stream_that_is_cancelled_is_never_seated() -> None:
+    loop = Loop(lanes=1)
+    loop.join(1, request("a", 5))
+    loop.join(2, request("b", 5))
+    loop.runtime.before = lambda turn: loop.cancel(2) if turn == 2 else None
+    loop.run()
+    assert loop.heard[2].finish == "cancelled"
+    assert loop.runtime.number == 5
+
+
+def test_a_stream_cancelled_before_its_intake_is_done_never_runs() -> None:
+    loop = Loop()
+    loop.heard[1] = Heard()
+    loop.executor.expect(1)
+    loop.cancel(1)
+    generate = Generate(stream=1, request=request("a", 5))
+    loop.executor.post(loop.intake.stream(generate, None))
+    loop.run()
+    assert loop.heard[1].finish == "cancelled"
+    assert loop.runtime.number == 0
+
+
+def test_a_deadline_ends_a_running_and_a_queued_stream() -> None:
+    loop = Loop(lanes=1)
+    loop.join(1, request("a", 200), deadline=time.monotonic() + 0.05)
+    loop.join(2, request("b", 5), deadline=time.monotonic() - 1)
+    loop.runtime.within = lambda _turn: time.sleep(0.002)
+    loop.run()
+    assert loop.heard[1].finish == loop.heard[2].finish == "cancelled"
+    assert 0 < len(loop.heard[1].tokens) < 200
+    assert loop.heard[2].tokens == []
+
+
+@pytest.mark.parametrize("error", [Fault("no"), ZeroDivisionError("no tree")])
+@pytest.mark.parametrize("truncate", ["any", "zero"])
+def test_a_failed_step_costs_its_seats_and_nobody_else(error: Exception, truncate: str) -> None:
+    loop = Loop(Orders(truncate="zero" if truncate == "zero" else "any"), lanes=2)
+    wanted = {n: request(f"s{n}", 6) for n in range(4)}
+    loop.runtime.before = lambda turn: loop.runtime.fail_next.append(error) if turn == 3 else None
+    for number, ask in wanted.items():
+        loop.join(number, ask)
+    loop.run()
+    assert [loop.heard[n].error for n in range(4)] == ["fault", "fault", None, None]
+    for number in (2, 3):
+        assert loop.heard[number].tokens == alone(wanted[number], loop.orders)
+    assert loop.stats_at_end.failed_turns == 1
+    assert (loop.stats_at_end.free_lanes, loop.bytes_at_end) == (2, 0)
+
+
+def test_a_lost_state_ends_the_loop() -> None:
+    loop = Loop()
+    loop.runtime.fail_next.append(Fatal("gone"))
+    loop.join(1, request("a", 5))
+    with pytest.raises(Fatal, match="gone"):
+        loop.run()
+
+
+def test_without_room_for_all_the_younger_wait_and_nobody_fails() -> None:
+    class Tight(Stage):
+        def step(self, feeds: Sequence[Feed], tick: Tick) -> Sequence[Logits | None]:
+            held = sum(self.seq_length(sequence) for sequence in (1, 2, 3))
+            if held + sum(len(feed.tokens) for feed in feeds) > 60 and len(feeds) > 1:
+                raise Capacity("no room")
+            return super().step(feeds, tick)
+
+    loop = Loop(lanes=3, stage=Tight)
+    wanted = {n: request("p" * 16, 8) for n in range(3)}
+    for number, ask in wanted.items():
+        loop.join(number, ask)
+    loop.run()
+    for number, ask in wanted.items():
+        assert loop.heard[number].tokens == alone(ask, loop.orders)
+
+
+def test_a_runtime_that_holds_fewer_sequences_than_lanes_is_refused_at_once() -> None:
+    with pytest.raises(DoesNotFit, match="4 lanes were asked for, the runtime holds 2"):
+        _executor(Stage(Orders(), 2), 4)
+
+
+def test_a_runtime_that_cannot_make_its_sequences_is_refused_by_the_lane() -> None:
+    class Single(Stage):
+        def seq_create(self) -> int:
+            if self._sequences:
+                raise Capacity("one sequence only")
+            return super().seq_create()
+
+    with pytest.raises(DoesNotFit, match="lane 1 of 2 could not be set up: one sequence only"):
+        _executor(Single(Orders(), 2), 2)
+
+
+def _executor(runtime: Stage, lanes: int) -> Executor:
+    return Executor(runtime, lanes, Policy(), lambda message: None)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "code"),
+    [
+        (request("p" * 256), "context_length_exceeded"),
+        (request([5, VOCABULARY]), "invalid_value"),
+        (request([-1]), "invalid_value"),
+        (request("a", 0), "invalid_value"),
+        (GenerationRequest(prompt=Tokens(tokens=[1]), sampling=Sampling(logit_bias={999: 1.0})),
+         "invalid_value"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_request_is_refused_before_any_turn(
+    wanted: GenerationRequest, code: str
+) -> None:
+    loop = _lone(wanted)
+    assert loop.heard[1].error == code
+    assert loop.runtime.number == 0
+
+
+def test_the_longest_prompt_that_fits_gets_one_token() -> None:
+    heard = _lone(request("p" * 255, None)).heard[1]
+    assert (len(heard.tokens), heard.finish) == (1, "length")
+
+
+def test_an_empty_text_begins_with_the_opening_token() -> None:
+    wanted = GenerationRequest(prompt=Text(text="", add_special=False), max_tokens=1)
+    heard = _lone(wanted).heard[1]
+    assert heard.prompt == [256]
+    assert heard.finish == "length"
+
+
+def test_a_stop_string_ends_a_stream_and_stays_out_of_its_text() -> None:
+    orders = Orders(script="Hello wörld. ")
+    wanted = GenerationRequest(
+        prompt=Tokens(tokens=[1] * 14), max_tokens=100, stop=("ld.", "zzz"),
+        sampling=Sampling(temperature=0),
+    )  # fmt: skip
+    heard = _lone(wanted, orders).heard[1]
+    assert heard.text == "Hello wör"
+    assert (heard.finish, heard.stopped_by) == ("stop", "ld.")
+
+
+def test_the_end_of_text_ends_a_stream_unless_ignored() -> None:
+    orders = Orders(script="abcdef", eos=10)
+    prompt = Tokens(tokens=[1] * 6)
+    greedy = Sampling(temperature=0)
+    stops = _lone(GenerationRequest(prompt=prompt, sampling=greedy, max_tokens=9), orders)
+    ignores = _lone(
+        GenerationRequest(prompt=prompt, sampling=greedy, max_tokens=9, ignore_eos=True), orders
+    )
+    assert (stops.heard[1].text, stops.heard[1].finish) == ("abcd", "stop")
+    assert stops.heard[1].tokens[-1] == 257
+    assert (ignores.heard[1].text, ignores.heard[1].finish) == ("abcdefabc", "length")
+
+
+def test_a_stop_token_ends_a_stream_and_stays_out_of_its_text() -> None:
+    wanted = GenerationRequest(
+        prompt=Tokens(tokens=[1] * 6), sampling=Sampling(temperature=0), stop_tokens=(ord("d"),)
+    )
+    heard = _lone(wanted, Orders(script="abcdef")).heard[1]
+    assert (heard.text, heard.finish) == ("abc", "stop")
+
+
+@pytest.mark.parametrize("cut", range(13))
+def test_a_stream_cut_anywhere_goes_on_as_if_it_had_not_been(cut: int) -> None:
+    orders = Orders(script="Hello wörld. ")
+    wanted = GenerationRequest(
+        prompt=Tokens(tokens=[1] * 14), max_tokens=13, sampling=Sampling(seed=3), ignore_eos=True
+    )
+    whole = _lone(wanted, orders).heard[1]
+    first = "".join(delta.text for delta in whole.deltas[:cut])
+    loop = Loop(orders)
+    replay = Replay(
+        prompt=[1] * 14, committed=whole.tokens[:cut], sent={"text": max(0, len(first) - 1)}
+    )
+    loop.join(1, wanted, replay)
+    loop.run()
+    assert loop.heard[1].tokens == whole.tokens[cut:]
+    assert loop.heard[1].text == whole.text[max(0, len(first) - 1) :]
+    assert loop.heard[1].finish == "length"
+
+
+def test_a_replay_that_is_already_at_its_end_says_so_without_a_turn() -> None:
+    loop = Loop(Orders())
+    loop.join(1, request("a", 3), Replay(prompt=[97], committed=[98, 99, 100], sent={"text": 2}))
+    loop.run()
+    assert (loop.heard[1].text, loop.heard[1].finish) == ("d", "length")
+    assert loop.runtime.number == 0
+
+
+def test_more_than_lanes_and_queue_is_refused() -> None:
+    loop = Loop(lanes=1, policy=Policy(max_waiting=1))
+    loop.join(1, request("a"))
+    loop.join(2, request("b"))
+    with pytest.raises(Overloaded, match="1 streams run and 1 wait"):
+        loop.executor.expect(3)
+
+
+def test_a_number_in_use_is_no_frame_to_take() -> None:
+    loop = Loop()
+    loop.join(1, request("a"))
+    with pytest.raises(BadFrame, match="stream 1"):
+        loop.executor.expect(1)
+
+
+def test_a_ping_is_answered_within_a_long_step() -> None:
+    loop = Loop()
+    asked: list[int] = []
+
+    def ask(turn: int) -> None:
+        if turn == 2:
+            asked.append(len(asked))
+            loop.ping(len(asked))
+
+    loop.runtime.within = ask
+    loop.join(1, request("a", 3))
+    loop.run()
+    assert [pong.number for pong in loop.pongs] == list(range(1, len(asked) + 1))
+    assert len({pong.ticks for pong in loop.pongs}) == len(asked) > 1
+    assert {pong.stats.turns for pong in loop.pongs} == {1}
+
+
+def test_shutdown_in_a_step_cancels_every_stream() -> None:
+    loop = Loop(lanes=1)
+    loop.idle = lambda: None
+    loop.join(1, request("a", 50))
+    loop.join(2, request("b", 50))
+    loop.runtime.within = lambda turn: loop.stop() if turn == 3 else None
+    loop.run()
+    assert [loop.heard[n].finish for n in (1, 2)] == ["cancelled"] * 2
+    assert loop.runtime.closed
+
+
+def _schedule(seed: int) -> float:
+    """One random run against the solo oracle; its mean occupancy."""
+    dice = random.Random(seed)
+    lanes = dice.randint(2, 6)
+    policy = Policy(
+        max_seats=dice.choice([2, 3, 256]),
+        turn_tokens=dice.choice([3, 16, 512]),
+        prompt_chunk=dice.choice([2, 64]),
+    )
+    orders = Orders(truncate=dice.choice(["any", "zero"]), context=128)
+    loop = Loop(orders, lanes=lanes, policy=policy)
+    wanted = {
+        n: request(
+            [dice.randrange(256) for _ in range(dice.randint(1, 90))],
+            dice.randint(1, 30),
+            seed=n,
+            temperature=dice.choice([0.0, 1.0]),
+        )
+        for n in range(dice.randint(3, 14))
+    }
+    left = list(wanted)
+    cancelled: dict[int, int] = {}
+
+    def before(turn: int) -> None:
+        if left and dice.random() < 0.3:
+            number = left.pop(0)
+            loop.join(number, wanted[number])
+        if dice.random() < 0.08:
+            loop.runtime.fail_next.append(Fault("drawn"))
+        if loop.heard and dice.random() < 0.1:
+            number = dice.choice(list(loop.heard))
+            cancelled.setdefault(number, turn)
+            loop.cancel(number)
+
+    def idle() -> None:
+        if left:
+            number = left.pop(0)
+            loop.idle = idle
+            loop.join(number, wanted[number])
+        else:
+            loop.stop()
+
+    loop.runtime.before = before
+    loop.idle = idle
+    for _ in range(min(3, len(left))):
+        number = left.pop(0)
+        loop.join(number, wanted[number])
+    loop.run()
+
+    for number, ask in wanted.items():
+        heard, expected = loop.heard[number], alone(ask, orders, 128)
+        assert heard.over
+        assert heard.tokens == expected[: len(heard.tokens)]
+        if heard.finish == "cancelled":
+            assert number in cancelled
+        elif heard.error is None:
+            assert heard.tokens == expected
+        else:
+            assert heard.error == "fault"
+    assert loop.stats_at_end.free_lanes == lanes
+    assert loop.bytes_at_end == 0
+    for number in wanted:
+        loop.executor.expect(number)  # Every number is free again.
+    return loop.stats_at_end.seats / max(1, loop.stats_at_end.turns)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_random_schedules_equal_the_solo_oracle(block: int) -> None:
+    occupancy = [_schedule(seed) for seed in range(15 * block, 15 * block + 15)]
+    assert sum(occupancy) / len(occupancy) > 1.2, "next to nothing was batched"
+
+
+@pytest.mark.soak
+def test_ten_thousand_random_schedules_leak_nothing() -> None:
+    occupancy = [_schedule(seed) for seed in range(10_000)]
+    assert sum(occupancy) / len(occupancy) > 1.2

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from superfluid_compat.errors import BadOptionValue
+from superfluid_workerd.turns import Policy, Ready, Seat, linger_s, plan
+
+WIDE = Policy(max_seats=64, turn_tokens=32, prompt_chunk=32)
+
+
+def _decoder(order: int, seated: int = -1) -> Ready:
+    return Ready(order, 1, decodes=True, seated=seated)
+
+
+def _prompt(order: int, pending: int) -> Ready:
+    return Ready(order, pending, decodes=False)
+
+
+def test_decoding_streams_sit_first_and_prompts_fill_what_is_left() -> None:
+    seats = plan([_prompt(0, 100), _decoder(1), _decoder(2)], WIDE, 512)
+    assert seats == [Seat(1, 1), Seat(2, 1), Seat(0, 30)]
+
+
+def test_a_short_prompt_behind_long_ones_is_fed_whole_at_once() -> None:
+    long = [_prompt(order, 1000) for order in range(7)]
+    seats = plan([*long, _prompt(7, 4)], WIDE, 512)
+    assert seats[-1] == Seat(7, 4)
+    assert sum(seat.tokens for seat in seats) == 32
+
+
+def test_what_short_prompts_leave_goes_to_the_oldest() -> None:
+    seats = plan([_prompt(0, 1000), _prompt(1, 2), _prompt(2, 1000)], WIDE, 512)
+    assert seats == [Seat(0, 20), Seat(1, 2), Seat(2, 10)]
+
+
+def test_a_prompt_takes_at_most_its_chunk() -> None:
+    policy = Policy(max_seats=4, turn_tokens=100, prompt_chunk=10)
+    assert plan([_prompt(0, 1000)], policy, 512) == [Seat(0, 10)]
+
+
+def test_a_step_never_holds_more_than_the_runtime_takes() -> None:
+    assert plan([_prompt(0, 1000)], WIDE, 8) == [Seat(0, 8)]
+
+
+def test_of_more_decoders_than_seats_those_that_waited_longest_sit() -> None:
+    policy = Policy(max_seats=2)
+    ready = [_decoder(0, seated=5), _decoder(1, seated=4), _decoder(2, seated=3)]
+    assert plan(ready, policy, 512) == [Seat(1, 1), Seat(2, 1)]
+
+
+def test_a_long_prompt_never_keeps_a_decoder_from_its_seat() -> None:
+    pending = 50 * WIDE.turn_tokens
+    while pending:
+        seats = plan([_decoder(0), _prompt(1, pending)], WIDE, 512)
+        assert seats[0] == Seat(0, 1)
+        assert seats[1].tokens == min(pending, WIDE.turn_tokens - 1)
+        pending -= seats[1].tokens
+
+
+_READY = st.lists(st.tuples(st.booleans(), st.integers(1, 300), st.integers(-1, 20)), max_size=30)
+
+
+@given(_READY, st.integers(1, 20), st.integers(1, 64), st.integers(1, 64), st.integers(1, 64))
+def test_every_plan_keeps_its_promises(
+    drawn: list[tuple[bool, int, int]], most: int, budget: int, chunk: int, step: int
+) -> None:
+    ready = [
+        Ready(order, 1 if decodes else pending, decodes, seated)
+        for order, (decodes, pending, seated) in enumerate(drawn)
+    ]
+    by_order = {it.order: it for it in ready}
+    policy = Policy(max_seats=most, turn_tokens=budget, prompt_chunk=chunk)
+    seats = plan(ready, policy, step)
+
+    assert bool(seats) == bool(ready)
+    assert len({seat.order for seat in seats}) == len(seats) <= most
+    assert sum(seat.tokens for seat in seats) <= min(budget, step)
+    for seat in seats:
+        assert 1 <= seat.tokens <= by_order[seat.order].pending
+        assert by_order[seat.order].decodes or seat.tokens <= chunk
+    kinds = [by_order[seat.order].decodes for seat in seats]
+    assert kinds == sorted(kinds, reverse=True)
+    decoders = sum(it.decodes for it in ready)
+    assert sum(kinds) == min(decoders, most, budget, step)
+    for group in (True, False):
+        orders = [s.order for s in seats if by_order[s.order].decodes is group]
+        assert orders == sorted(orders)
+
+
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=12), st.integers(1, 8))
+def test_repeated_turns_feed_every_prompt_whole(pending: list[int], most: int) -> None:
+    policy = Policy(max_seats=most, turn_tokens=32, prompt_chunk=16)
+    left = dict(enumerate(pending))
+    for _ in range(sum(pending)):
+        seats = plan([_prompt(order, count) for order, count in left.items()], policy, 512)
+        for seat in seats:
+            left[seat.order] -= seat.tokens
+        left = {order: count for order, count in left.items() if count}
+        if not left:
+            break
+    assert not left
+
+
+def test_a_lone_stream_never_lingers() -> None:
+    assert linger_s(0, 1, Policy(turn_linger_us=1000)) == 0
+
+
+def test_lingering_ends_when_all_are_ready_or_the_seats_are_full() -> None:
+    policy = Policy(max_seats=4, turn_linger_us=1000)
+    assert linger_s(2, 3, policy) == pytest.approx(0.001)
+    assert linger_s(3, 3, policy) == 0
+    assert linger_s(4, 9, policy) == 0
+
+
+def test_the_environment_sets_the_policy() -> None:
+    policy = Policy.from_environment(
+        {"SUPERFLUID_MAX_SEATS": "3", "SUPERFLUID_TURN_LINGER_US": "250", "HOME": "x"}
+    )
+    assert policy == Policy(max_seats=3, turn_linger_us=250)
+
+
+def test_a_bad_setting_is_refused_by_name() -> None:
+    with pytest.raises(BadOptionValue, match="max-seats was given 0, wanted"):
+        Policy.from_environment({"SUPERFLUID_MAX_SEATS": "0"})

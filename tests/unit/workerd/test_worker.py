@@ -1,0 +1,310 @@
+"""The worker as a real process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from superfluid_adapter_fake.orders import Moment, Orders
+
+from superfluid_workerd.link.frames import (
+    Cancel,
+    Detokenize,
+    Detokenized,
+    GenerationRequest,
+    Hello,
+    Load,
+    LoadFailed,
+    Messages,
+    Ping,
+    Pong,
+    Prompted,
+    Ready,
+    RequestFailed,
+    Shutdown,
+    Stage,
+    StreamFailed,
+    Text,
+    Tokenize,
+    Tokenized,
+    Tokens,
+    Turn,
+)
+from support.turn_loop import alone, request
+from support.worker import Worker
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Worker]:
+    with Worker(tmp_path) as running:
+        yield running
+
+
+def test_hello_load_generate_shutdown(worker: Worker) -> None:
+    worker.load(lanes=3)
+    assert isinstance(worker.all[0], Hello)
+    assert (worker.all[0].adapter, worker.all[0].pid) == ("fake", worker.process.pid)
+    ready = worker.all[-1]
+    assert isinstance(ready, Ready)
+    assert ready.description.lanes == 3
+    assert ready.description.record.got == {"context": 256, "lanes": 3}
+    wanted = request("hello", 9)
+    worker.generate(1, wanted)
+    deltas = list(worker.deltas(1))
+    assert [token for delta in deltas for token in delta.tokens] == alone(wanted, Orders())
+    worker.send(Shutdown())
+    assert worker.exit_code() == 0
+    assert (worker.folder / "stdout").read_bytes() == b""
+
+
+def test_another_link_number_is_refused_by_number(worker: Worker) -> None:
+    worker.send(Hello(link=99))
+    assert worker.exit_code() == 4
+    assert "link 99" in worker.log.read_text()
+    assert "link 1" in worker.log.read_text()
+
+
+def test_a_first_frame_that_is_no_hello_ends_the_worker(worker: Worker) -> None:
+    worker.send(Ping(number=1))
+    assert worker.exit_code() == 1
+    assert "wanted Hello" in worker.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("orders", "code", "exit_code"),
+    [
+        (Orders(load_error="model_damaged"), "model_damaged", 3),
+        (Orders(load_error="does_not_fit"), "does_not_fit", 3),
+        (Orders(load_error="raise"), "runtime_broken", 4),
+        (Orders(max_sequences=1), "does_not_fit", 3),
+    ],
+)
+def test_a_load_that_fails_says_why(
+    worker: Worker, orders: Orders, code: str, exit_code: int
+) -> None:
+    worker.load(orders, wait=False)
+    assert worker.until(LoadFailed).error.code == code
+    assert worker.exit_code() == exit_code
+
+
+def test_a_foreign_exception_leaves_its_traceback_in_the_log(worker: Worker) -> None:
+    worker.load(Orders(load_error="raise"), wait=False)
+    assert "ZeroDivisionError" in worker.until(LoadFailed).error.message
+    assert worker.exit_code() == 4
+    assert "Traceback" in worker.log.read_text()
+
+
+def test_an_unknown_option_is_refused_before_the_model_is_touched(worker: Worker) -> None:
+    folder = str(worker.folder)
+    options = {"mod": "odd"}
+    worker.send(
+        Hello(), Load(model="none", name="m", scratch=folder, shared=folder, options=options)
+    )
+    error = worker.until(LoadFailed).error
+    assert (error.code, error.fix) == ("unknown_option", "did you mean mode?")
+    assert worker.exit_code() == 2
+
+
+def test_what_an_engine_prints_goes_to_the_log(worker: Worker) -> None:
+    worker.load(Orders(print_stdout=True, stderr_bytes=300_000))
+    assert (worker.folder / "stdout").read_bytes() == b""
+    assert "chatters on stdout" in worker.log.read_text()
+    assert worker.log.stat().st_size > 300_000
+
+
+def test_progress_of_a_load_is_told(worker: Worker) -> None:
+    worker.load()
+    stages = [it for it in worker.all if isinstance(it, Stage)]
+    assert [it.stage for it in stages] == ["probed", "mapped", "mapped", "warmed"]
+    assert (stages[-2].done, stages[-2].total) == (10, 10)
+
+
+def test_a_cancel_is_heard_within_the_prompt(worker: Worker) -> None:
+    gate = worker.folder / "gate"
+    worker.load(Orders(gate=str(gate)))
+    worker.generate(1, request("p" * 100, 50))
+    worker.until(Prompted)
+    worker.send(Cancel(stream=1))
+    (delta,) = worker.deltas(1)
+    assert (delta.tokens, delta.finish) == ([], "cancelled")
+    gate.touch()
+    worker.generate(2, request("q", 3))
+    assert len(list(worker.deltas(2))) == 3
+
+
+def test_a_ping_is_answered_while_a_step_runs(worker: Worker) -> None:
+    worker.load(Orders(gate=str(worker.folder / "gate")))
+    worker.generate(1, request("p", 5))
+    worker.until(Prompted)
+    ticks = []
+    for number in range(3):
+        worker.send(Ping(number=number))
+        ticks.append(worker.until(Pong).ticks)
+    assert ticks == sorted(set(ticks))
+
+
+def test_many_streams_share_turns_and_each_gets_its_own(worker: Worker) -> None:
+    gate = worker.folder / "gate"
+    worker.load(Orders(gate=str(gate)), lanes=4)
+    wanted = {n: request(f"stream {n}", 5 + n) for n in range(8)}
+    for number, ask in wanted.items():
+        worker.generate(number, ask)
+    gate.touch()
+    got: dict[int, list[int]] = {n: [] for n in wanted}
+    left = set(wanted)
+    while left:
+        for delta in worker.until(Turn).deltas:
+            got[delta.stream] += delta.tokens
+            left -= {delta.stream} if delta.finish else set()
+    assert got == {n: alone(ask, Orders()) for n, ask in wanted.items()}
+    worker.send(Ping(number=1))
+    stats = worker.until(Pong).stats
+    assert stats.free_lanes == 4
+    assert stats.seats / stats.turns > 2
+
+
+def test_a_failed_step_costs_its_streams_and_serving_goes_on(worker: Worker) -> None:
+    worker.load(Orders(moments=(Moment(act="raise", tokens=20),)))
+    worker.generate(1, request("a" * 10, 50))
+    assert worker.until(StreamFailed).error.code == "fault"
+    wanted = request("b", 4)
+    worker.generate(2, wanted)
+    assert [t for delta in worker.deltas(2) for t in delta.tokens] == alone(wanted, Orders())
+
+
+@pytest.mark.parametrize(
+    ("moment", "code"),
+    [
+        (Moment(act="signal", tokens=9, signal="SIGSEGV"), -signal.SIGSEGV),
+        (Moment(act="exit", tokens=9, exit=7), 7),
+        (Moment(act="fatal", tokens=9), 1),
+    ],
+)
+def test_the_fake_dies_as_ordered(worker: Worker, moment: Moment, code: int) -> None:
+    worker.load(Orders(moments=(moment,)))
+    worker.generate(1, request("abc", 50))
+    assert sum(len(delta.tokens) for delta in worker.deltas(1)) == 6
+    assert worker.exit_code() == code
+
+
+def test_requests_that_cannot_run_are_refused_alone(worker: Worker) -> None:
+    worker.load()
+    worker.generate(1, request("p" * 300))
+    error = worker.until(StreamFailed).error
+    assert error.code == "context_length_exceeded"
+    assert "300" in error.message
+    assert "256" in error.message
+    worker.generate(
+        2, GenerationRequest(prompt=Messages(messages=[{"role": "user", "content": "x"}]))
+    )
+    assert worker.until(StreamFailed).error.code == "chat_unsupported"
+    worker.generate(3, request([7, 9999]))
+    assert worker.until(StreamFailed).error.code == "invalid_value"
+
+
+def test_tokenize_and_detokenize(worker: Worker) -> None:
+    worker.load()
+    worker.send(
+        Tokenize(request=1, prompt=Text(text="hé")),
+        Detokenize(request=2, tokens=[104, 0xC3, 0xA9]),
+        Tokenize(request=3, prompt=Tokens(tokens=[-4])),
+        Detokenize(request=4, tokens=[99999]),
+    )
+    tokenized = worker.until(Tokenized)
+    assert tokenized.tokens == [256, 104, 0xC3, 0xA9]
+    assert tokenized.pieces == [b"<bos>", b"h", b"\xc3", b"\xa9"]
+    assert worker.until(Detokenized).text == "hé"
+    assert worker.until(RequestFailed).request == 3
+    assert worker.until(RequestFailed).request == 4
+
+
+def test_the_environment_bounds_the_seats(tmp_path: Path) -> None:
+    with Worker(tmp_path, SUPERFLUID_MAX_SEATS="1") as worker:
+        worker.load(lanes=4)
+        for number in range(3):
+            worker.generate(number, request("x", 4))
+        for _ in range(3):
+            worker.until(Turn, lambda turn: any(delta.finish for delta in turn.deltas))
+        worker.send(Ping(number=1))
+        stats = worker.until(Pong).stats
+        assert stats.seats == stats.turns
+
+
+@pytest.mark.parametrize("stage", ["hello", "loading", "serving", "stepping"])
+def test_a_worker_exits_when_its_link_closes(worker: Worker, stage: str) -> None:
+    gate = str(worker.folder / "gate")
+    match stage:
+        case "hello":
+            worker.until(Hello)
+        case "loading":
+            worker.load(Orders(load_gate=gate), wait=False)
+            worker.until(Stage)
+        case "serving":
+            worker.load()
+        case _:
+            worker.load(Orders(moments=(Moment(act="hang", tokens=2),)))
+            worker.generate(1, request("abc"))
+            worker.until(Prompted)
+    worker.channel.close()
+    assert worker.exit_code() == 0
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff\xff\xff\xff", b"\0\0\0\x03abc", b"\0\0\0\x02\x91\x01"], ids=repr
+)
+def test_garbage_on_the_link_ends_the_worker(worker: Worker, data: bytes) -> None:
+    worker.load()
+    worker.channel.sendall(data)
+    assert worker.exit_code() == 1
+    assert "frame" in worker.log.read_text()
+
+
+def test_half_a_frame_ends_the_worker(worker: Worker) -> None:
+    worker.load()
+    worker.channel.sendall(b"\0\0\0\x09half")
+    worker.channel.close()
+    assert worker.exit_code() == 1
+    assert "8 bytes into a frame" in worker.log.read_text()
+
+
+def test_shutdown_ends_a_load_and_a_step(tmp_path: Path) -> None:
+    for orders in (Orders(load_gate=str(tmp_path / "no")), Orders(gate=str(tmp_path / "no"))):
+        with Worker(tmp_path) as worker:
+            worker.load(orders, wait=orders.gate is not None)
+            if orders.gate:
+                worker.generate(1, request("abc"))
+                worker.until(Prompted)
+            worker.send(Shutdown())
+            assert worker.exit_code() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
+def test_a_worker_dies_with_its_parent(tmp_path: Path) -> None:
+    """Its link stays open elsewhere, so that only the signal can end it."""
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom support.worker import Worker\n"
+        "worker = Worker(Path(sys.argv[1]))\nworker.load()\n"
+        "import os\nos.set_inheritable(worker.channel.fileno(), True)\n"
+        "import subprocess\n"
+        "keeper = subprocess.Popen([sys.executable, '-c', 'input()'], close_fds=False, stdin=0)\n"
+        "print(worker.process.pid, keeper.pid, flush=True)\nimport signal\nsignal.pause()\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    with parent:
+        assert parent.stdout is not None
+        worker, keeper = (psutil.Process(int(word)) for word in parent.stdout.readline().split())
+        parent.kill()
+        gone, alive = psutil.wait_procs([worker], timeout=30)
+        assert (gone, alive) == ([worker], [])
+        assert keeper.is_running()
+        keeper.kill()

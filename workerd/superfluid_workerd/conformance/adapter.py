@@ -1,0 +1,88 @@
+"""What every adapter promises before it loads anything, as tests."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from superfluid_compat import numbers
+from superfluid_compat.errors import ModelDamaged, ModelError
+from superfluid_workerd.adapter import OpenRequest
+from superfluid_workerd.conformance.case import Case
+from superfluid_workerd.options import Option
+
+
+class AdapterContract:
+    """Needs a fixture `case` of type `Case`."""
+
+    def test_it_says_what_it_is(self, case: Case) -> None:
+        info = case.adapter.info()
+        assert info.kit == numbers.KIT
+        assert re.fullmatch(r"[a-z][a-z0-9]*", info.id)
+        assert info.formats
+        assert all(bool(it.magic) != bool(it.holds) for it in info.formats)
+        assert info.id not in info.aliases
+
+    def test_its_answers_are_json(self, case: Case) -> None:
+        adapter = case.adapter
+        for answer in (adapter.info(), adapter.compat(), list(adapter.versions())):
+            assert msgspec.json.encode(answer)
+        for option in adapter.options():
+            assert Option.from_description(option.describe()) == option
+        names = [option.name for option in adapter.options()]
+        assert len(set(names)) == len(names)
+
+    def test_a_probe_is_an_answer_and_no_exception(self, case: Case) -> None:
+        probe = case.adapter.check(case.checked(), case.folder)
+        assert probe.version
+        assert probe.problem is None, "the case's runtime does not work here"
+
+    def test_the_facts_are_the_loaded_models(self, case: Case) -> None:
+        facts = case.adapter.facts(case.model)
+        loaded = case.load()
+        loaded.runtime.close()
+        assert loaded.facts == facts
+        assert facts.bytes > 0
+        assert facts.format in {it.name for it in case.adapter.info().formats}
+
+    def test_preparing_twice_is_quick_and_changes_nothing(self, case: Case, tmp_path: Path) -> None:
+        facts = case.adapter.facts(case.model)
+        case.adapter.prepare(facts, case.checked(), tmp_path, lambda done, total: None)
+        first = _snapshot(tmp_path)
+        case.adapter.prepare(facts, case.checked(), tmp_path, lambda done, total: None)
+        assert _snapshot(tmp_path) == first
+
+    @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+    def test_a_truncated_model_is_damaged(self, case: Case, tmp_path: Path, share: float) -> None:
+        if case.model.is_dir():
+            return
+        cut = tmp_path / case.model.name
+        data = case.model.read_bytes()
+        cut.write_bytes(data[: int(len(data) * share)])
+        request = OpenRequest(
+            model=cut, scratch=tmp_path, shared=case.folder, options=case.checked()
+        )
+        with pytest.raises(ModelDamaged):
+            case.adapter.open(request)
+
+    def test_a_missing_model_is_an_error_of_the_tree(self, case: Case, tmp_path: Path) -> None:
+        with pytest.raises(ModelError):
+            case.adapter.facts(tmp_path / "none")
+
+    def test_loading_leaves_the_shared_folder_as_it_was(self, case: Case) -> None:
+        case.load().runtime.close()
+        before = _snapshot(case.folder)
+        case.load().runtime.close()
+        assert _snapshot(case.folder) == before
+
+
+def _snapshot(folder: Path) -> dict[str, int]:
+    return {
+        os.path.relpath(path, folder): path.stat().st_size
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
