@@ -84,7 +84,7 @@ async def serve(settings: ServeSettings, say: Say, catalog: Catalog | None = Non
 
 def _clear(folders: Folders) -> None:
     """Remove what a killed server of this name left."""
-    Ledger(folders.ledger).reap()
+    Ledger(folders.ledger).reap(folders.scratch)
     shutil.rmtree(folders.scratch, ignore_errors=True)
 
 

@@ -72,6 +72,23 @@ def test_a_killed_daemon_takes_its_workers_with_it(tmp_path: Path, home: Path) -
         assert complete(again).status_code == 200
 
 
+def test_a_grandchild_that_outlived_a_killed_daemon_is_reaped_at_the_next_start(
+    tmp_path: Path, home: Path
+) -> None:
+    note = tmp_path / "grandchild"
+    with serving([model(tmp_path, Orders(script=SCRIPT, grandchild=str(note)))], home) as server:
+        left = workers(server)
+        server.stop(signal.SIGKILL)
+        until_gone(left)
+    orphan = psutil.Process(int(note.read_text()))
+    try:
+        with serving([model(tmp_path)], home):
+            until_gone([orphan])
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            orphan.kill()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_cleanly(tmp_path: Path, home: Path, number: signal.Signals) -> None:
     with serving([model(tmp_path)], home) as server:

@@ -39,14 +39,17 @@ class Ledger:
     def remove(self, pid: int) -> None:
         self._file(pid).unlink(missing_ok=True)
 
-    def reap(self) -> list[int]:
-        """Kill what an earlier server left and forget it; the pids that still ran."""
+    def reap(self, scratch: Path) -> list[int]:
+        """Kill what an earlier server left and forget it; the workers of which something ran.
+
+        `scratch` holds the folders its workers had for temporary files.
+        """
         left = []
         for path in self._folder.glob("*.json"):
             with contextlib.suppress(msgspec.MsgspecError):
                 entry = msgspec.json.decode(path.read_bytes(), type=Entry)
-                if _runs(entry):
-                    _kill_session(entry.pid)
+                if _runs(entry) or _left_children(entry, scratch):
+                    _kill_group(entry.pid)
                     left.append(entry.pid)
             path.unlink(missing_ok=True)
         return left
@@ -62,7 +65,31 @@ def _runs(entry: Entry) -> bool:
         return False
 
 
-def _kill_session(pid: int) -> None:
+def _left_children(entry: Entry, scratch: Path) -> bool:
+    """Whether the worker is gone and its group is not: nobody else's, by its environment."""
+    if psutil.pid_exists(entry.pid):
+        return False
+    return any(
+        _group(process.pid) == entry.pid and _temporary(process).startswith(f"{scratch}/")
+        for process in psutil.process_iter()
+    )
+
+
+def _group(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return None
+
+
+def _temporary(process: psutil.Process) -> str:
+    try:
+        return process.environ().get("TMPDIR", "")
+    except (psutil.Error, OSError):
+        return ""
+
+
+def _kill_group(pid: int) -> None:
+    # A worker leads a group of its own, so this pid as a group is never this daemon's.
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        if os.getpgid(pid) == pid:
-            os.killpg(pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)

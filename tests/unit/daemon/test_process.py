@@ -155,7 +155,7 @@ def test_the_ledger_reaps_what_is_left_and_nobody_else(tmp_path: Path) -> None:
         reused = Entry(stranger.pid, psutil.Process(stranger.pid).create_time() - 3600)
         (tmp_path / f"{stranger.pid}.json").write_bytes(msgspec.json.encode(reused))
         (tmp_path / "1.json").write_text("garbage")
-        assert Ledger(tmp_path).reap() == [left.pid]
+        assert Ledger(tmp_path).reap(tmp_path) == [left.pid]
         assert left.wait(timeout=30) == -signal.SIGKILL
         assert stranger.poll() is None
         assert list(tmp_path.iterdir()) == []
