@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -103,6 +104,7 @@ class Loop:
         self.heard: dict[int, Heard] = {}
         self.turns: list[Turn] = []
         self.pongs: list[Pong] = []
+        self.prompted = threading.Event()
         self.idle: Callable[[], None] = self.stop
         self.bytes_at_end = -1
         self.stats_at_end = TurnStats()
@@ -140,6 +142,7 @@ class Loop:
         match message:
             case Prompted():
                 self.heard[message.stream].prompt = message.tokens
+                self.prompted.set()
             case Turn():
                 self.turns.append(message)
                 for delta in message.deltas:

@@ -26,7 +26,10 @@ from superfluid_workerd.stream import Stream
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """The loaded model as far as requests are concerned. Thread-safe as its tokenizer is."""
+    """The loaded model as far as requests are concerned. Thread-safe as its tokenizer is.
+
+    `vocabulary` counts the logits of a row; ids that only pad it are never drawn.
+    """
 
     tokenizer: Tokenizer
     codec: ChatCodec
@@ -84,10 +87,11 @@ class Intake:
             )
 
     def _check_ids(self, tokens: Sequence[int]) -> None:
+        known = min(self.vocabulary, self.tokenizer.size)
         for token in tokens:
-            if not 0 <= token < self.vocabulary:
+            if not 0 <= token < known:
                 raise InvalidField(
-                    f"token {token} is none of the model's, which are 0 to {self.vocabulary - 1}",
+                    f"token {token} is none of the model's, which are 0 to {known - 1}",
                     param="prompt",
                 )
 
@@ -106,6 +110,7 @@ class Intake:
         return own | frozenset(request.stop_tokens)
 
     def _sampler(self, request: GenerationRequest) -> Sampler:
-        ids = range(self.vocabulary)
-        banned = [it for it in self.codec.stops if it in ids] if request.ignore_eos else ()
+        banned = set(range(self.tokenizer.size, self.vocabulary))
+        if request.ignore_eos:
+            banned |= {it for it in self.codec.stops if it < self.vocabulary}
         return Sampler(request.sampling, self.vocabulary, banned)

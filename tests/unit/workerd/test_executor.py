@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from superfluid_adapter_fake.orders import Orders
 from superfluid_adapter_fake.tokenizer import VOCABULARY
@@ -15,6 +18,7 @@ from superfluid_compat.errors import (
     DoesNotFit,
     Fatal,
     Fault,
+    InvalidField,
     Overloaded,
 )
 from superfluid_workerd.adapter import Feed, Tick
@@ -332,6 +336,49 @@ def test_a_replay_that_is_already_at_its_end_says_so_without_a_turn() -> None:
     loop.run()
     assert (loop.heard[1].text, loop.heard[1].finish) == ("d", "length")
     assert loop.runtime.number == 0
+
+
+def test_ids_that_only_pad_the_vocabulary_are_neither_taken_nor_drawn() -> None:
+    loop = Loop()
+    intake = replace(loop.intake, vocabulary=VOCABULARY + 5)
+    with pytest.raises(InvalidField, match=f"0 to {VOCABULARY - 1}"):
+        intake.stream(Generate(stream=1, request=request([VOCABULARY])), None)
+    stream = intake.stream(Generate(stream=1, request=request("a", temperature=0.0)), None)
+    row = np.zeros(VOCABULARY + 5, np.float32)
+    row[[7, VOCABULARY + 3]] = 5.0, 9.0
+    assert stream.draw(row).tokens == [7]
+
+
+def test_a_turn_waits_for_a_stream_that_is_arriving_and_no_longer() -> None:
+    loop = Loop(policy=Policy(turn_linger_us=10_000_000))
+    wanted = {n: request(f"s{n}", 3) for n in (1, 2)}
+    loop.join(1, wanted[1])
+    loop.heard[2] = Heard()
+    loop.executor.expect(2)
+    late = threading.Thread(target=lambda: _arrive_after(loop, wanted[2]))
+    late.start()
+    started = time.monotonic()
+    loop.run()
+    late.join()
+    assert [len(step) for step in loop.runtime.steps] == [2, 2, 2]
+    assert {n: loop.heard[n].tokens for n in wanted} == {
+        n: alone(ask, loop.orders) for n, ask in wanted.items()
+    }
+    assert time.monotonic() - started < 5
+
+
+def _arrive_after(loop: Loop, wanted: GenerationRequest) -> None:
+    """Post stream 2 once the loop has taken in stream 1."""
+    assert loop.prompted.wait(20)
+    loop.executor.post(loop.intake.stream(Generate(stream=2, request=wanted), None))
+
+
+def test_a_lone_stream_never_waits_for_others() -> None:
+    loop = Loop(policy=Policy(turn_linger_us=10_000_000))
+    loop.join(1, request("a", 5))
+    started = time.monotonic()
+    loop.run()
+    assert time.monotonic() - started < 5
 
 
 def test_more_than_lanes_and_queue_is_refused() -> None:
