@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import sys
 import textwrap
@@ -18,7 +19,7 @@ from superfluid_adapter_fake.orders import Act, Moment, Orders, write_model
 from superfluid.catalog.environment import worker_environment
 from superfluid.catalog.workerd import Workerd, shipped
 from superfluid.supervisor import process as process_module
-from superfluid.supervisor.dossiers import Dossier, Dossiers
+from superfluid.supervisor.dossiers import MOST, Dossier, Dossiers
 from superfluid.supervisor.host import Folders, ModelHost, ModelSpec
 from superfluid.supervisor.life import Limits
 from superfluid.supervisor.states import LADDER, WorkerState
@@ -479,7 +480,41 @@ async def test_a_drain_is_bounded(house: Open, tmp_path: Path) -> None:
     assert ends in ([], ["cancelled"])
 
 
-async def test_the_daemon_knows_no_engine(house: Open) -> None:
+@pytest.mark.parametrize("kills", [4, pytest.param(200, marks=pytest.mark.soak)])
+async def test_random_kills_under_load_lose_no_stream_silently(house: Open, kills: int) -> None:
+    """Each answer is whole or an error with its dossier; a fresh worker follows each kill."""
+    served = house(Orders(script=SCRIPT, step_s=0.001))
+    chance, killed, ended = random.Random(8), 0, False
+    outcomes: list[str | WorkerDied] = []
+
+    async def client() -> None:
+        while not ended:
+            try:
+                outcomes.append(await served.text(26))
+            except WorkerDied as error:
+                outcomes.append(error)
+
+    clients = [asyncio.create_task(client()) for _ in range(8)]
+    while killed < kills:
+        await _state(served, WorkerState.SERVING)
+        goal = len(outcomes) + chance.randrange(1, 12)
+        while len(outcomes) < goal:
+            await asyncio.sleep(0.002)
+        if served.host.state is WorkerState.SERVING:
+            number = chance.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+            os.kill(served.note(), number)
+            killed += 1
+            await _state(served, *(set(WorkerState) - {WorkerState.SERVING}))
+    ended = True
+    await asyncio.gather(*clients)
+    errors = [each for each in outcomes if isinstance(each, WorkerDied)]
+    assert {each for each in outcomes if isinstance(each, str)} == {"llo world. Hello world. He"}
+    assert all(each.dossier for each in errors)
+    assert len({each.dossier for each in errors}) <= kills
+    assert served.dossiers() == min(kills, MOST)
+
+
+async def test_the_daemon_knows_no_engine() -> None:
     """In a process of its own: what serving imports."""
     code = (
         "import sys, superfluid.daemon, superfluid.http.app, uvicorn\n"

@@ -159,7 +159,11 @@ class ModelHost:
     # What clients ask.
 
     async def generate(self, request: GenerationRequest) -> LiveStream:
+        arrived = time.monotonic()
         worker = await self._serving_worker()
+        if request.deadline_s is not None:
+            left_s = request.deadline_s - (time.monotonic() - arrived)
+            request = msgspec.structs.replace(request, deadline_s=left_s)
         if len(self._streams) >= MOST_STREAMS:
             raise Overloaded(f"{len(self._streams)} streams run or wait, at most {MOST_STREAMS} do")
         number = next(self._numbers)

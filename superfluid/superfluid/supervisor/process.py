@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import select
 import signal
@@ -22,6 +23,7 @@ from superfluid.supervisor.ledger import Ledger
 from superfluid.supervisor.tail import Tail
 from superfluid_compat.errors import ExitCode, RuntimeBroken
 
+_LOG = logging.getLogger(__name__)
 TERM_GRACE_S: Final = 3.0
 _READ_BYTES: Final = 64 << 10
 _REST_READS: Final = 64
@@ -96,7 +98,10 @@ class Process:
         finally:
             os.close(output)
         self.pid: Final = self._child.pid
-        ledger.add(self.pid)
+        try:
+            ledger.add(self.pid)
+        except OSError as error:
+            _LOG.warning("worker %s could not be entered in the ledger: %s", self.pid, error)
         os.set_blocking(self._output, False)
         self._loop.add_reader(self._output, self._pump)
         threading.Thread(target=self._watch, name=f"worker-{self.pid}-exit", daemon=True).start()
@@ -147,7 +152,8 @@ class Process:
                 break
         self._loop.remove_reader(self._output)
         os.close(self._output)
-        self._ledger.remove(self.pid)
+        with contextlib.suppress(OSError):  # an entry that stays names nobody at the next start
+            self._ledger.remove(self.pid)
         self._on_exit(Exit(self._child.returncode, usage.ru_maxrss * _MAXRSS_UNIT))
 
 
