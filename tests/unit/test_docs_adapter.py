@@ -14,25 +14,32 @@ from typing import Any
 
 import pytest
 
-from superfluid_workerd.adapter import Feed, OpenRequest
+from superfluid_workerd.adapter import Feed
+from superfluid_workerd.conformance import (
+    AdapterContract,
+    Case,
+    RuntimeContract,
+    TokenizerContract,
+)
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "adapters.md"
+
+
+def block(kind: str) -> str:
+    """The page's one block of code of that kind."""
+    found: list[str] = re.findall(rf"^```{kind}\n(.*?)^```", PAGE.read_text("utf-8"), re.M | re.S)
+    assert len(found) == 1
+    return found[0]
 
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """The page's code as an installed package looks to Python."""
-    text = PAGE.read_text("utf-8")
-    code, project = (
-        re.search(rf"^```{kind}\n(.*?)^```", text, re.M | re.S) for kind in ("python", "toml")
-    )
-    assert code is not None
-    assert project is not None
-    (tmp_path / "superfluid_adapter_parrot.py").write_text(code[1], "utf-8")
+    (tmp_path / "superfluid_adapter_parrot.py").write_text(block("python"), "utf-8")
     info = tmp_path / "superfluid_adapter_parrot-1.0.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Name: superfluid-adapter-parrot\nVersion: 1.0.0\n")
-    entry = re.search(r"^parrot = \"(.*)\"$", project[1], re.M)
+    entry = re.search(r"^parrot = \"(.*)\"$", block("toml"), re.M)
     assert entry is not None
     (info / "entry_points.txt").write_text(f"[superfluid.adapters]\nparrot = {entry[1]}\n")
     return tmp_path
@@ -53,8 +60,27 @@ def module(package: Path) -> ModuleType:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     path = tmp_path / "hello.parrot"
-    path.write_bytes(b"PARROT\nhello again. ")
+    path.write_bytes(b"PARROT\nhello again. \n")
     return path
+
+
+@pytest.fixture
+def case(module: ModuleType, model: Path, tmp_path: Path) -> Case:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    return Case(adapter=module.adapter(), model=model, folder=folder)
+
+
+class TestAdapter(AdapterContract):
+    """The example keeps the contract that it explains."""
+
+
+class TestRuntime(RuntimeContract):
+    """So does its runtime."""
+
+
+class TestTokenizer(TokenizerContract):
+    """And its tokenizer."""
 
 
 def ask(package: Path, *arguments: str, given: str = "") -> tuple[int, Any]:
@@ -86,15 +112,13 @@ def test_a_file_that_is_no_model_of_its_is_refused(package: Path, model: Path) -
     assert (code, refusal["code"]) == (3, "model_damaged")
 
 
-def test_it_says_its_phrase(module: ModuleType, model: Path, tmp_path: Path) -> None:
-    adapter = module.adapter()
-    options = {option.name: option.default for option in adapter.options()}
-    request = OpenRequest(model, tmp_path, tmp_path, lanes=2, options=options)
-    runtime = adapter.open(request).runtime
-    sequence = runtime.seq_create()
+def test_it_says_its_phrase(case: Case) -> None:
+    loaded = case.load()
+    sequence = loaded.runtime.seq_create()
     said, token = b"", ord("h")
     for position in range(13):
-        (rows,) = runtime.step([Feed(sequence, [token], position)], lambda: None)
+        (rows,) = loaded.runtime.step([Feed(sequence, [token], position)], lambda: None)
+        assert rows is not None
         token = int(rows[-1].argmax())
-        said += adapter.tokenizer(model, options).piece(token)
+        said += loaded.tokenizer.piece(token)
     assert said == b"ello again. h"
