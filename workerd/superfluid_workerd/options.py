@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import difflib
 import enum
-import math
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -42,7 +42,10 @@ class Scope(enum.StrEnum):
 
 
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_SIZE: Final = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19})?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
+_NUMBER: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
+_RANGE: Final = re.compile(r"\s*([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?\s*")
 _WORDS: Final = {
     "true": True,
     "yes": True,
@@ -54,7 +57,10 @@ _WORDS: Final = {
     "0": False,
 }
 _LARGEST: Final = (1 << 63) - 1
+_LARGEST_NUMBER: Final = sys.float_info.max
 _MOST_INDICES: Final = 1 << 16
+_LARGEST_INDEX: Final = 10**9
+_LONGEST_SHOWN: Final = 80
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
@@ -105,9 +111,9 @@ class Option:
             case Kind.BOOLEAN:
                 return _WORDS.get(word.lower())
             case Kind.INTEGER:
-                return int(word) if re.fullmatch(r"[+-]?\d{1,19}", word) else None
+                return int(word) if _INTEGER.fullmatch(word) else None
             case Kind.NUMBER:
-                return _number(word)
+                return float(word) if _NUMBER.fullmatch(word) else None
             case Kind.SIZE:
                 return parse_size(word)
             case Kind.INDICES:
@@ -140,14 +146,14 @@ class Option:
             case Kind.BOOLEAN:
                 return isinstance(value, bool)
             case Kind.INTEGER | Kind.SIZE:
-                return _is_int(value) and self._within(value) and abs(value) <= _LARGEST
+                return _is_int(value) and abs(value) <= _LARGEST and self._within(value)
             case Kind.NUMBER:
                 real = _is_int(value) or isinstance(value, float)
-                return real and math.isfinite(value) and self._within(value)
+                return real and abs(value) <= _LARGEST_NUMBER and self._within(value)
             case Kind.CHOICE:
                 return value in self.choices
             case Kind.INDICES:
-                return isinstance(value, tuple) and all(_is_int(i) and i >= 0 for i in value)
+                return isinstance(value, tuple) and all(_is_index(i) for i in value)
             case Kind.STRING | Kind.PATH:
                 return isinstance(value, str) and value != "" and "\0" not in value
 
@@ -157,7 +163,7 @@ class Option:
 
     def _refusal(self, found: object) -> BadOptionValue:
         return BadOptionValue(
-            f"option {self.name} was given {found!r}, wanted {self.accepts()}",
+            f"option {self.name} was given {_shown(found)}, wanted {self.accepts()}",
             fix=f"give --{self.name} {self.accepts()}",
             param=self.name,
         )
@@ -308,7 +314,7 @@ def parse_indices(text: str) -> tuple[int, ...] | None:
     """Distinct indices in order from `0-3,7`; None when it is no such list."""
     found: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", part)
+        match = _RANGE.fullmatch(part)
         if match is None:
             return None
         first, last = int(match[1]), int(match[2] or match[1])
@@ -318,15 +324,19 @@ def parse_indices(text: str) -> tuple[int, ...] | None:
     return tuple(sorted(set(found)))
 
 
-def _number(word: str) -> float | None:
-    try:
-        return float(word)
-    except ValueError:
-        return None
-
-
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_index(value: Any) -> bool:
+    return _is_int(value) and 0 <= value < _LARGEST_INDEX
+
+
+def _shown(value: Any) -> str:
+    if _is_int(value) and abs(value) > _LARGEST:
+        return "an integer of more than 64 bits"
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
 
 
 def _plain(bound: float) -> str:

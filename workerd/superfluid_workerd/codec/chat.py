@@ -48,13 +48,6 @@ class ChatCodec:
         """Every token that ends an answer, the fallback's end of turn among them."""
         return self._tokenizer.stops | _stop(self._family, self._tokenizer)
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """The ids to feed. Raises as `tokenize`, and `InvalidField` when there are none."""
-        tokens = self.tokenize(prompt)
-        if not tokens:
-            raise InvalidField("the prompt is empty, wanted at least one token", param="prompt")
-        return tokens
-
     def tokenize(self, prompt: Prompt, *, special: bool = False) -> list[int]:
         """The ids of `prompt`; `special` reads special tokens in a `Text` as such.
 

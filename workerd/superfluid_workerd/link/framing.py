@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from superfluid_compat.errors import BadFrame, FrameTooLarge, LinkClosed
+from superfluid_compat.errors import BadFrame, FrameTooLarge, LinkClosed, MalformedRequest
 from superfluid_workerd.link.frames import ToDaemon, ToWorker
 
 CAP: Final = 64 << 20
@@ -23,8 +23,18 @@ M = TypeVar("M")
 
 
 def encode(message: ToWorker | ToDaemon) -> bytes:
-    """One frame, ready to send. Raises `FrameTooLarge`."""
-    body = _ENCODER.encode(message)
+    """One frame, ready to send.
+
+    Raises `FrameTooLarge`, and `MalformedRequest` for a client's JSON that no frame can hold: a
+    lone surrogate, an integer past 64 bits, nesting too deep.
+    """
+    try:
+        body = _ENCODER.encode(message)
+    except (UnicodeEncodeError, OverflowError, RecursionError) as error:
+        raise MalformedRequest(
+            f"the request holds a value that cannot be passed on: {error}",
+            fix="send Unicode text, integers of 64 bits and less nesting",
+        ) from error
     if len(body) > CAP:
         raise FrameTooLarge(f"a frame of {len(body)} bytes, at most {CAP} are sent")
     return _HEAD.pack(len(body)) + body
@@ -47,7 +57,7 @@ class Frames(Generic[M]):
         while (body := self._take()) is not None:
             try:
                 message = self._decoder.decode(body)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, RecursionError) as error:
                 raise BadFrame(
                     f"a frame of {len(body)} bytes could not be read: {error}"
                 ) from error

@@ -46,9 +46,11 @@ def _floor(values: Floats, count: int) -> float:
 
 def weights(logits: Floats, temperature: float = 1.0) -> Floats:
     """Softmax of `logits` at `temperature`, not divided by its sum; the largest weighs 1."""
-    shifted = logits - logits.max()
-    if temperature != 1.0:
-        shifted /= temperature
+    # Past the range of its type a distance becomes infinite, and its weight 0.
+    with np.errstate(over="ignore"):
+        shifted = logits - logits.max()
+        if temperature != 1.0:
+            shifted /= temperature
     exponentials: Floats = np.exp(shifted, out=shifted)
     return exponentials
 
@@ -68,7 +70,9 @@ def typical(logits: Floats, mass: float) -> Indices:
     information = np.full_like(probability, np.inf)
     np.log(probability, out=information, where=probability > 0)
     np.negative(information, out=information, where=probability > 0)
-    entropy = np.sum(probability * information, where=probability > 0)
+    share = np.zeros_like(probability)
+    np.multiply(probability, information, out=share, where=probability > 0)
+    entropy = share.sum()
     return _nucleus(-np.abs(information - entropy), probability, mass)
 
 
@@ -90,7 +94,8 @@ def _nucleus(key: Floats, weight: Floats, mass: float) -> Indices:
 
 def _binned_nucleus(key: Floats, weight: Floats, wanted: float) -> Indices:
     """The same for flat rows: only the bin in which the mass is reached gets sorted."""
-    below = np.minimum((key.max() - key) * _BINS_PER_NAT, _BINS - 1).astype(np.intp)
+    with np.errstate(over="ignore"):
+        below = np.minimum((key.max() - key) * _BINS_PER_NAT, _BINS - 1).astype(np.intp)
     sums = np.cumsum(np.bincount(below, weight, _BINS))
     last = min(int(np.searchsorted(sums, wanted)), _BINS - 1)
     border = np.flatnonzero(below == last)

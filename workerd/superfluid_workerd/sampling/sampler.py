@@ -88,10 +88,11 @@ class Sampler:
         if not len(recent) and not self._biased.size:
             return logits
         row = logits.copy()
-        row[self._biased] += self._bias
-        if len(recent):
-            seen, counts = np.unique(np.asarray(recent, dtype=np.intp), return_counts=True)
-            row[seen] = _penalised(self._sampling, row[seen], counts)
+        with np.errstate(over="ignore"):
+            row[self._biased] += self._bias
+            if len(recent):
+                seen, counts = np.unique(np.asarray(recent, dtype=np.intp), return_counts=True)
+                row[seen] = _penalised(self._sampling, row[seen], counts)
         return row
 
     def _choose(self, row: NDArray[np.float32], u: float) -> int:
@@ -100,8 +101,7 @@ class Sampler:
             return filters.pick(filters.weights(row, temperature), u)
         ids, kept = _narrowed(row, self._filters or (_possible(temperature),))
         order = np.argsort(ids)
-        with np.errstate(over="ignore", under="ignore"):
-            weight = filters.weights(kept[order].astype(np.float64), temperature)
+        weight = filters.weights(kept[order].astype(np.float64), temperature)
         return int(ids[order[filters.pick(weight, u)]])
 
     def _scored(self, logits: NDArray[np.float32], token: int) -> Drawn:
