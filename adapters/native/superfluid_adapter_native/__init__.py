@@ -1,0 +1,13 @@
+"""The native runtime: models whose weights stay on disk and pass through memory layer by layer."""
+
+from superfluid_workerd.adapter import Adapter
+
+
+def adapter() -> Adapter:
+    """The entry point of the group `superfluid.adapters`."""
+    from superfluid_adapter_native.adapter import NativeAdapter
+
+    return NativeAdapter()
+
+
+__all__ = ["adapter"]

@@ -1,0 +1,9 @@
+"""Llama 1 to 3 and what is built like it. RoPE factors of Llama 3 come in `rope_freqs.weight`."""
+
+from superfluid_adapter_native.architectures.description import ATTENTION, GATED, Architecture
+
+ARCHITECTURE = Architecture(
+    name="llama",
+    serves="Llama 1 to 3, Mistral, SmolLM, TinyLlama",
+    block=ATTENTION + GATED,
+)

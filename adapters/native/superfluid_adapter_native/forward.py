@@ -1,0 +1,186 @@
+"""The forward pass of every architecture served: which parts a block has follows from its
+tensors, how they act from its description."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from superfluid_adapter_native.config import LayerConfig, ModelConfig, RopeConfig
+from superfluid_adapter_native.executor import Pass
+from superfluid_adapter_native.kernels.engine import Kernels
+from superfluid_adapter_native.kernels.weights import Activations
+from superfluid_adapter_native.rope import RopeTable
+from superfluid_adapter_native.scheduler import LayerHandles
+from superfluid_adapter_native.weights import EMBEDDING, LayerWeights, WeightStore
+
+Array: TypeAlias = NDArray[np.float32]
+
+
+class Forwarder:
+    """Computes one layer of a pass; an executor calls it for each in order.
+
+    A cache keeps the `selected` layers in their order. `context` is the longest sequence, by which
+    LongRoPE chooses its factors; `head` names the matrix that gives logits."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        store: WeightStore,
+        kernels: Kernels,
+        *,
+        selected: tuple[int, ...],
+        context: int,
+        head: str,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._kernels = kernels
+        self._places = {layer: place for place, layer in enumerate(selected)}
+        self._head = head
+        self._output_norm = store.vector("output_norm.weight")
+        self._ropes = self._rope_tables(context)
+
+    def _rope_tables(self, context: int) -> dict[RopeConfig, RopeTable]:
+        first = self._config.layers[0].rope
+        long = context > first.original_context
+        name = f"rope_factors_{'long' if long else 'short'}.weight"
+        factors = self._store.optional_vector("rope_freqs.weight")
+        if factors is None:
+            factors = self._store.optional_vector(name)
+        return {rope: RopeTable(rope, factors) for rope in {x.rope for x in self._config.layers}}
+
+    def __call__(self, handles: LayerHandles, work: Pass) -> None:
+        if handles.is_first:
+            work.hidden = self._embed(work)
+        layer = self._config.layers[handles.index]
+        weights = self._store.layer(handles.index, handles.tensors)
+        self._attend(layer, weights, work, self._places[handles.index])
+        self._feed_forward(weights, work)
+        if handles.is_last:
+            self._finish(work)
+
+    def _embed(self, work: Pass) -> Array:
+        with self._store.matrix(EMBEDDING) as embedding:
+            hidden = self._kernels.gather(embedding, work.tokens)
+        if self._config.embedding_scale != 1.0:
+            hidden *= np.float32(self._config.embedding_scale)
+        return hidden
+
+    def _norm(self, x: Array, weight: Array) -> Array:
+        return self._kernels.rms_norm(x, weight, self._config.epsilon)
+
+    def _attend(self, layer: LayerConfig, weights: LayerWeights, work: Pass, place: int) -> None:
+        vectors = weights.vectors
+        queries, keys, values = self._projections(
+            layer, weights, self._norm(work.hidden, vectors["attn_norm.weight"])
+        )
+        if "attn_q_norm.weight" in vectors:
+            queries = self._norm(queries, vectors["attn_q_norm.weight"])
+            keys = self._norm(keys, vectors["attn_k_norm.weight"])
+        cos, sin = self._ropes[layer.rope].upto(int(work.positions.max()) + 1)
+        for rotated in (queries, keys):
+            self._kernels.rope(rotated, work.positions, cos, sin, pairs=layer.rope.pairs)
+        mixed = np.empty_like(queries)
+        for seat in work.seats:
+            rows = slice(seat.first, seat.first + seat.count)
+            seat.cache.append(place, keys[rows], values[rows])
+            self._kernels.attention(
+                queries[rows],
+                *seat.cache.raw(place),
+                start=seat.start,
+                scale=self._config.attention_scale,
+                window=layer.window or None,
+                cap=self._config.attention_cap or None,
+                out=mixed[rows],
+            )
+        out = self._linear(mixed.reshape(len(mixed), -1), weights, "attn_output")
+        self._add(work, out, vectors.get("post_attention_norm.weight"))
+
+    def _projections(
+        self, layer: LayerConfig, weights: LayerWeights, x: Array
+    ) -> tuple[Array, Array, Array]:
+        rows, config = len(x), self._config
+        if "attn_qkv.weight" in weights.matrices:
+            joined = self._linear(x, weights, "attn_qkv")
+            cut = layer.heads * config.head_dim
+            ends = [cut, cut + layer.kv_heads * config.head_dim]
+            parts = [np.ascontiguousarray(part) for part in np.split(joined, ends, axis=1)]
+        else:
+            shared = self._kernels.quantise(x)
+            parts = [self._linear(shared, weights, f"attn_{part}") for part in "qkv"]
+        queries, keys, values = (part.reshape(rows, -1, config.head_dim) for part in parts)
+        return queries, keys, values
+
+    def _linear(self, x: Array | Activations, weights: LayerWeights, name: str) -> Array:
+        out = self._kernels.linear(x, weights.matrices[f"{name}.weight"])
+        bias = weights.vectors.get(f"{name}.bias")
+        if bias is not None:
+            out += bias
+        return out
+
+    def _add(self, work: Pass, change: Array, norm: Array | None) -> None:
+        work.hidden += change if norm is None else self._norm(change, norm)
+
+    def _feed_forward(self, weights: LayerWeights, work: Pass) -> None:
+        x = self._norm(work.hidden, weights.vectors["ffn_norm.weight"])
+        if weights.experts:
+            out = self._mixture(weights, x)
+        else:
+            out = self._kernels.linear(self._gated(weights, x), weights.matrices["ffn_down.weight"])
+        self._add(work, out, weights.vectors.get("post_ffw_norm.weight"))
+
+    def _gated(self, weights: LayerWeights, x: Array) -> Array:
+        shared = self._kernels.quantise(x)
+        up = self._kernels.linear(shared, weights.matrices["ffn_up.weight"])
+        gate = weights.matrices.get("ffn_gate.weight")
+        if gate is not None:
+            return self._activate(self._kernels.linear(shared, gate), up)
+        half = up.shape[1] // 2
+        return self._activate(
+            np.ascontiguousarray(up[:, :half]), np.ascontiguousarray(up[:, half:])
+        )
+
+    def _activate(self, gate: Array, up: Array) -> Array:
+        if self._config.architecture.activation == "silu":
+            return self._kernels.silu_mul(gate, up, gate)
+        return self._kernels.gelu_tanh_mul(gate, up, gate)
+
+    def _mixture(self, weights: LayerWeights, x: Array) -> Array:
+        """Each row through its best experts, their softmax weights made to sum to one."""
+        scores = self._kernels.linear(x, weights.matrices["ffn_gate_inp.weight"])
+        used = self._config.experts_used
+        chosen = np.argsort(-scores, axis=1, kind="stable")[:, :used]
+        best = np.take_along_axis(scores, chosen, axis=1)
+        shares = np.exp(best - best.max(axis=1, keepdims=True))
+        shares /= shares.sum(axis=1, keepdims=True)
+        # One slot per choice, summed in order of choice: a row's sum is the same in any company.
+        slots = np.empty((used, *x.shape), np.float32)
+        wanted: list[int] = sorted(set(chosen.ravel().tolist()))
+        for expert in wanted:
+            rows, ranks = np.nonzero(chosen == expert)
+            slots[ranks, rows] = self._expert(weights, expert, x[rows])
+        mixed: Array = slots[0] * shares[:, 0, None]
+        for rank in range(1, used):
+            mixed += slots[rank] * shares[:, rank, None]
+        return mixed
+
+    def _expert(self, weights: LayerWeights, expert: int, x: Array) -> Array:
+        gate, up, down = (
+            weights.experts[f"ffn_{part}_exps.weight"][expert] for part in ("gate", "up", "down")
+        )
+        shared = self._kernels.quantise(x)
+        inner = self._activate(self._kernels.linear(shared, gate), self._kernels.linear(shared, up))
+        return self._kernels.linear(inner, down)
+
+    def _finish(self, work: Pass) -> None:
+        """Final norm and head, for the wanted rows alone."""
+        if not len(work.wanted):
+            return
+        x = self._norm(work.hidden[work.wanted], self._output_norm)
+        with self._store.matrix(self._head) as head:
+            work.output = self._kernels.linear(x, head)
+        if self._config.logit_cap:
+            self._kernels.softcap(work.output, self._config.logit_cap)

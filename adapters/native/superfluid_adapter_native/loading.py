@@ -1,0 +1,206 @@
+"""From a header to a model that serves: plan, map, keep, bind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from superfluid_adapter_native.config import ModelConfig, configure
+from superfluid_adapter_native.executor import StreamingExecutor
+from superfluid_adapter_native.facts import facts_of
+from superfluid_adapter_native.formats.open import open_source
+from superfluid_adapter_native.formats.source import ModelSource
+from superfluid_adapter_native.forward import Forwarder
+from superfluid_adapter_native.kernels.engine import Kernels
+from superfluid_adapter_native.kv_cache import BLOCK
+from superfluid_adapter_native.memory import MemoryManager, Probe, default_probe
+from superfluid_adapter_native.plan import (
+    Ask,
+    MemoryPlan,
+    budget_bytes,
+    kv_shapes,
+    make_plan,
+)
+from superfluid_adapter_native.read_ahead import ReadAhead
+from superfluid_adapter_native.runtime import Loaded, NativeRuntime
+from superfluid_adapter_native.scheduler import LayerDescriptor, LayerScheduler, select_layers
+from superfluid_adapter_native.settings import Settings, threads_for
+from superfluid_adapter_native.state import model_key
+from superfluid_adapter_native.tokenizers.load import load_tokenizer
+from superfluid_adapter_native.weights import (
+    WeightStore,
+    head_name,
+    read_whole,
+    streamed_names,
+)
+from superfluid_compat.errors import BadOptionValue, DoesNotFit
+from superfluid_workerd.adapter import LoadedModel, LoadRecord, OpenRequest, Progress
+
+_TEMPLATE_KEY: Final = "tokenizer.chat_template"
+
+
+def load(request: OpenRequest, *, rss: Probe = default_probe) -> LoadedModel:
+    """Load as `Adapter.open` says. The plan is made before any weight is read."""
+    source = open_source(request.model)
+    config = configure(source)
+    settings = Settings.of(request.options)
+    _check_settings(request, settings, config)
+    ask = Ask(
+        context=request.context,
+        lanes=request.lanes,
+        kv_type=settings.kv_type,
+        selected=select_layers(len(config.layers), settings.layers, settings.max_layers),
+        cache_bytes=settings.cache_bytes,
+        read_ahead=settings.read_ahead,
+    )
+    held = rss()
+    budget = budget_bytes(request.memory_budget, held)
+    plan = make_plan(source, config, ask, budget=budget, rss=held)
+    tokenizer = load_tokenizer(source)
+    threads = threads_for(request.threads)
+    kernels = Kernels(threads=threads, exact=settings.exact, cache=request.shared)
+    kernels.prepare({one.type for one in source.tensors.values()}, (settings.kv_type,))
+    template = source.metadata.get(_TEMPLATE_KEY)
+    return LoadedModel(
+        runtime=_Assembly(source, config, settings, ask, plan, kernels).runtime(request.progress),
+        tokenizer=tokenizer,
+        facts=facts_of(source),
+        record=_record(request, settings, plan, threads),
+        template=template if isinstance(template, str) else None,
+        family=source.architecture,
+        plan=dict(plan.parts),
+    )
+
+
+def _check_settings(request: OpenRequest, settings: Settings, config: ModelConfig) -> None:
+    if request.context > config.context:
+        raise DoesNotFit(
+            f"a context of {request.context} tokens was asked for, the model was trained for "
+            f"{config.context}",
+            fix=f"give --context {config.context} or less",
+            param="context",
+        )
+    if settings.kv_type == "q8_0" and config.head_dim % BLOCK:
+        raise BadOptionValue(
+            f"kv-type q8_0 needs heads in multiples of {BLOCK}, the model has {config.head_dim}",
+            fix="give --native-kv-type f16 or f32",
+            param="kv-type",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Assembly:
+    """Puts the runtime's parts together by the plan."""
+
+    source: ModelSource
+    config: ModelConfig
+    settings: Settings
+    ask: Ask
+    plan: MemoryPlan
+    kernels: Kernels
+
+    def runtime(self, progress: Progress) -> NativeRuntime:
+        manager = MemoryManager(self.source, cache_bytes=self.plan.stream_bytes)
+        try:
+            return self._with(manager, progress)
+        except BaseException:
+            manager.close()
+            raise
+
+    def _with(self, manager: MemoryManager, progress: Progress) -> NativeRuntime:
+        source, plan, selected = self.source, self.plan, self.ask.selected
+        store = WeightStore(source, manager, self.kernels)
+        self._keep(store, progress)
+        forwarder = Forwarder(
+            self.config,
+            store,
+            self.kernels,
+            selected=selected,
+            context=plan.context,
+            head=head_name(source),
+        )
+        key = model_key(source, self.config, manager, (self.ask, self.settings.exact, plan.context))
+        layers = self._descriptors()
+        following = self._following(layers)
+        reader = ReadAhead(manager, following) if following else None
+
+        def close() -> None:
+            if reader is not None:
+                reader.close()
+            manager.close()
+
+        scheduler = LayerScheduler(manager, layers, prefetch=reader or (lambda layer: None))
+        return NativeRuntime(
+            Loaded(
+                executor=StreamingExecutor(scheduler, forwarder),
+                manager=manager,
+                plan=plan,
+                shapes=kv_shapes(self.config, selected),
+                kv_type=self.ask.kv_type,
+                vocabulary=self.config.vocabulary,
+                lanes=self.ask.lanes,
+                key=key,
+                close=close,
+            )
+        )
+
+    def _keep(self, store: WeightStore, progress: Progress) -> None:
+        """Bring in what stays, reporting after each."""
+        plan = self.plan
+        total = len(plan.matrices) + len(plan.resident)
+        for done, name in enumerate(plan.matrices):
+            progress(done, total)
+            store.hold_matrix(name)
+        for done, layer in enumerate(plan.resident, len(plan.matrices)):
+            progress(done, total)
+            store.hold(layer)
+        progress(total, total)
+
+    def _descriptors(self) -> tuple[LayerDescriptor, ...]:
+        """The walk: streamed layers with the tensors to map, resident ones with none."""
+        resident = set(self.plan.resident)
+        return tuple(
+            LayerDescriptor(layer, () if layer in resident else streamed_names(self.source, layer))
+            for layer in self.ask.selected
+        )
+
+    def _following(self, layers: tuple[LayerDescriptor, ...]) -> dict[int, tuple[str, ...]]:
+        """For each streamed layer what streams next: a layer or the head, around to the first.
+
+        The head computes within the last layer's turn, which then asks for what follows both."""
+        names = [read_whole(self.source, layer.names) for layer in layers]
+        if head_name(self.source) not in self.plan.matrices:
+            names.append((head_name(self.source),))
+        streamed = [place for place, some in enumerate(names) if some]
+        following: dict[int, tuple[str, ...]] = {}
+        if not self.settings.read_ahead or len(streamed) < 2:
+            return following
+        for here, there in zip(streamed, streamed[1:] + streamed[:1], strict=True):
+            index = layers[min(here, len(layers) - 1)].index
+            following[index] = following.get(index, ()) + names[there]
+        return following
+
+
+def _record(request: OpenRequest, settings: Settings, plan: MemoryPlan, threads: int) -> LoadRecord:
+    got: dict[str, Any] = {
+        "context": plan.context,
+        "lanes": request.lanes,
+        "threads": threads,
+        "memory-budget": plan.total,
+        "layers-resident": len(plan.resident),
+        "head-resident": bool(plan.matrices),
+        "kv-type": settings.kv_type,
+        "exact": settings.exact,
+    }
+    asked: dict[str, Any] = {
+        "context": request.context,
+        "lanes": request.lanes,
+        "threads": request.threads,
+        "memory-budget": request.memory_budget,
+        **{name: _plain(value) for name, value in request.options.items() if value is not None},
+    }
+    return LoadRecord(asked=asked, got=got)
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,233 @@
+"""Every map of a model's weights, and how much memory they may hold."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from superfluid_adapter_native.formats.source import ModelSource, Tensor
+from superfluid_compat.errors import ModelDamaged, ModelNotFound
+
+Bytes = NDArray[np.uint8]
+Probe = Callable[[], int]
+"""The process's resident bytes now."""
+
+DEFAULT_CACHE_BYTES: Final = 256 << 20
+RETURN_BYTES: Final = 1 << 20
+"""Maps of this size and more are handed back to the system explicitly when they close."""
+_POPULATE_READ: Final = 22
+"""Linux's MADV_POPULATE_READ (5.14), which `mmap` has no name for."""
+_READ_BYTES: Final = 1 << 20
+
+
+def default_probe() -> int:
+    """Resident bytes of this process by psutil, else by /proc, else the peak by getrusage."""
+    for probe in (_psutil_rss, _proc_rss):
+        found = probe()
+        if found is not None:
+            return found
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _psutil_rss() -> int | None:
+    try:
+        import psutil
+    except ImportError:
+        return None
+    try:
+        return int(psutil.Process().memory_info().rss)
+    except (psutil.Error, OSError):
+        return None
+
+
+def _proc_rss(status: Path = Path("/proc/self/status")) -> int | None:
+    try:
+        lines = status.read_text().splitlines()
+    except OSError:
+        return None
+    sizes = [line.split()[1] for line in lines if line.startswith("VmRSS:")]
+    return int(sizes[0]) * 1024 if sizes else None
+
+
+@dataclass(slots=True)
+class TensorHandle:
+    """A mapped tensor. `view` is its raw bytes, read only, valid until the handle is closed."""
+
+    tensor: Tensor
+    view: Bytes
+    region: mmap.mmap | None = field(repr=False)
+    users: int = 0
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of address space that the map holds, whole pages."""
+        return len(self.region) if self.region is not None else 0
+
+    def close(self) -> None:
+        """Hand the pages back and drop the map; it is unmapped once no array looks into it."""
+        region, self.region = self.region, None
+        self.view = np.empty(0, np.uint8)
+        if region is None:
+            return
+        if len(region) >= RETURN_BYTES and hasattr(region, "madvise"):
+            region.madvise(mmap.MADV_DONTNEED)
+        with contextlib.suppress(BufferError):
+            region.close()
+
+
+class MemoryManager:
+    """Owns every map and unmap of a model's tensors.
+
+    `acquire` maps a tensor or returns the map that is there; `release` gives it back. Beyond
+    `cache_bytes` the least recently used maps that nobody holds are closed. Maps in use are never
+    closed, so what is held at once is the caller's to bound. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        source: ModelSource,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        probe: Probe = default_probe,
+    ) -> None:
+        self.cache_bytes = cache_bytes
+        self._source = source
+        self._probe = probe
+        self._peak = 0
+        self._lock = threading.Lock()
+        self._handles: OrderedDict[str, TensorHandle] = OrderedDict()
+        self._files: list[int] = []
+        for path in source.files:
+            try:
+                self._files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            except OSError as error:
+                self.close()
+                raise ModelNotFound(f"{path} cannot be opened: {error.strerror}") from error
+
+    def acquire(self, name: str) -> TensorHandle:
+        """The mapped tensor `name`, held until `release`. Raises `ModelDamaged` where there is
+        none of that name or the file has shrunk."""
+        with self._lock:
+            handle = self._handles.get(name)
+            if handle is None:
+                handle = self._handles[name] = self._map(name)
+            handle.users += 1
+            self._handles.move_to_end(name)
+            self._evict()
+            return handle
+
+    def populate(self, name: str) -> None:
+        """Have the pages of an acquired tensor in memory, where the system can be told to."""
+        region = self._handles[name].region
+        if region is None or sys.platform != "linux":
+            return
+        try:
+            region.madvise(_POPULATE_READ)
+        except OSError:
+            region.madvise(mmap.MADV_WILLNEED)
+
+    def release(self, name: str) -> None:
+        """Give back one `acquire`; the map stays while the cap allows."""
+        with self._lock:
+            handle = self._handles[name]
+            handle.users -= 1
+            self._evict()
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Close these maps now unless somebody holds them."""
+        with self._lock:
+            for name in names:
+                handle = self._handles.get(name)
+                if handle is not None and handle.users <= 0:
+                    self._handles.pop(name).close()
+
+    def read_ahead(self, names: Iterable[str], stop: threading.Event | None = None) -> None:
+        """Bring the tensors' bytes into the system's page cache; returns when they are there."""
+        scratch = memoryview(bytearray(_READ_BYTES))
+        for name in names:
+            tensor = self._tensor(name)
+            at, end = tensor.offset, tensor.offset + tensor.bytes
+            while at < end and not (stop is not None and stop.is_set()):
+                got = os.preadv(
+                    self._files[tensor.file], [scratch[: min(_READ_BYTES, end - at)]], at
+                )
+                if got == 0:
+                    return
+                at += got
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of address space now mapped."""
+        with self._lock:
+            return sum(handle.mapped_bytes for handle in self._handles.values())
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of maps that nobody holds."""
+        with self._lock:
+            return sum(h.mapped_bytes for h in self._handles.values() if h.users <= 0)
+
+    @property
+    def mapped(self) -> tuple[str, ...]:
+        """Names now mapped, least recently used first."""
+        with self._lock:
+            return tuple(self._handles)
+
+    @property
+    def peak_rss(self) -> int:
+        """The largest resident size seen by the probe, which is asked again now."""
+        self._peak = max(self._peak, self._probe())
+        return self._peak
+
+    def close(self) -> None:
+        """Close every map and file."""
+        with self._lock:
+            for handle in self._handles.values():
+                handle.close()
+            self._handles.clear()
+            for number in self._files:
+                os.close(number)
+            self._files.clear()
+
+    def _tensor(self, name: str) -> Tensor:
+        try:
+            return self._source.tensors[name]
+        except KeyError:
+            raise ModelDamaged(f"{self._source.path.name} has no tensor {name}") from None
+
+    def _map(self, name: str) -> TensorHandle:
+        tensor = self._tensor(name)
+        if tensor.bytes == 0:
+            return TensorHandle(tensor, np.empty(0, np.uint8), None)
+        start = tensor.offset - tensor.offset % mmap.ALLOCATIONGRANULARITY
+        lead = tensor.offset - start
+        try:
+            region = mmap.mmap(
+                self._files[tensor.file], lead + tensor.bytes, access=mmap.ACCESS_READ, offset=start
+            )
+        except (OSError, ValueError) as error:
+            raise ModelDamaged(f"tensor {name} cannot be mapped: {error}") from error
+        view = np.frombuffer(region, np.uint8, tensor.bytes, lead)
+        return TensorHandle(tensor, view, region)
+
+    def _evict(self) -> None:
+        held = sum(handle.mapped_bytes for handle in self._handles.values())
+        for name in [n for n, h in self._handles.items() if h.users <= 0]:
+            if held <= self.cache_bytes:
+                return
+            handle = self._handles.pop(name)
+            held -= handle.mapped_bytes
+            handle.close()

@@ -1,0 +1,245 @@
+"""The memory plan: what a model will take, computed from its header before anything loads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from superfluid_adapter_native.config import ModelConfig
+from superfluid_adapter_native.formats.source import ModelSource
+from superfluid_adapter_native.kv_cache import KVType, LayerShape
+from superfluid_adapter_native.weights import EMBEDDING, head_name, read_whole, streamed_names
+from superfluid_compat.errors import DoesNotFit
+
+MIB: Final = 1 << 20
+PASS_ROWS: Final = 512
+"""Most rows that go through the layers together."""
+
+LOGIT_BYTES: Final = 64 * MIB
+"""Room for the logits of one step, or one row per lane where that is more."""
+
+SPARE_ROWS: Final = 256
+"""KV rows beyond the lanes' own, for copies."""
+
+_KERNEL_BYTES: Final = 64 * MIB
+_SCRATCH_BYTES: Final = 16 * MIB
+_TOKEN_BYTES: Final = 320
+_LEAST_CONTEXT: Final = 512
+_GOOD_CONTEXT: Final = 4096
+_AVAILABLE_SHARE: Final = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What the plan is to hold. None for `cache_bytes` and 0 for `context`: as much as fits."""
+
+    context: int
+    lanes: int
+    kv_type: KVType
+    selected: tuple[int, ...]
+    cache_bytes: int | None = None
+    read_ahead: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes by part, and the choices that make them so.
+
+    `resident` are the layers and `matrices` the embedding and head that stay in memory. A step
+    computes `pass_rows` rows at a time and gives `logit_rows` rows of logits at most."""
+
+    parts: Mapping[str, int]
+    context: int
+    kv_rows: int
+    resident: tuple[int, ...]
+    matrices: tuple[str, ...]
+    pass_rows: int
+    logit_rows: int
+    stream_bytes: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+
+def available_bytes() -> int:
+    """Memory the machine can still give, or half of the whole where it does not say."""
+    try:
+        import psutil
+
+        return int(psutil.virtual_memory().available)
+    except (ImportError, OSError, RuntimeError):
+        pages = os.sysconf(
+            "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+        )
+        return pages * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def budget_bytes(memory_budget: int | None, rss: int) -> int:
+    """The bound for a plan: what was granted, else most of what is free beside this process."""
+    if memory_budget is not None:
+        return memory_budget
+    return rss + int(available_bytes() * _AVAILABLE_SHARE)
+
+
+def kv_shapes(config: ModelConfig, selected: Sequence[int]) -> tuple[LayerShape, ...]:
+    """What a sequence's cache keeps, for the selected layers in order."""
+    return tuple(LayerShape(config.layers[i].kv_heads, config.head_dim) for i in selected)
+
+
+class _Sizes:
+    """The header in bytes, by what can stay in memory and what can stream."""
+
+    def __init__(self, source: ModelSource, config: ModelConfig, ask: Ask) -> None:
+        tensors = source.tensors
+        self.layers: dict[int, int] = {}
+        # What a step reads of a layer for sure; of experts only some.
+        self.read: dict[int, int] = {}
+        for layer in ask.selected:
+            names = streamed_names(source, layer)
+            self.layers[layer] = sum(tensors[name].bytes for name in names)
+            self.read[layer] = sum(tensors[name].bytes for name in read_whole(source, names))
+        head = head_name(source)
+        self.matrices = {name: tensors[name].bytes for name in dict.fromkeys((head, EMBEDDING))}
+        self.head = self.matrices[head]
+        # Vectors are decoded to F32 and kept, whatever their type.
+        self.vectors = sum(4 * t.shape[0] for t in tensors.values() if len(t.shape) == 1)
+        self.kv_row = sum(shape.row_bytes(ask.kv_type) for shape in kv_shapes(config, ask.selected))
+
+    @property
+    def weights(self) -> int:
+        return sum(self.layers.values()) + sum(self.matrices.values())
+
+
+def make_plan(
+    source: ModelSource, config: ModelConfig, ask: Ask, *, budget: int, rss: int
+) -> MemoryPlan:
+    """The best plan within `budget` bytes; `rss` is what the process holds already.
+
+    Everything resident and the whole trained context if that fits; else less context, but not
+    below 4096; then layers stream. Raises `DoesNotFit` with the budget that would do."""
+    planner = _Planner(_Sizes(source, config, ask), config, ask, rss)
+    most = ask.context or config.context
+    contexts = [most] if ask.context else _halves(most)
+    good = [context for context in contexts if context >= _GOOD_CONTEXT] or contexts[:1]
+    plans = [
+        *(planner.resident(context, budget) for context in good),
+        *(planner.streaming(context, budget) for context in contexts),
+    ]
+    for plan in plans:
+        if plan is not None and plan.total <= budget:
+            return plan
+    least = planner.streaming(contexts[-1], 0).total
+    raise DoesNotFit(
+        f"the model needs {_mib(least)} at the least for {ask.lanes} lanes of {contexts[-1]} "
+        f"tokens, the budget is {_mib(budget)}",
+        fix=f"give --memory-budget {least // MIB + 1}M, or fewer --lanes, or less --context",
+        param="memory-budget",
+    )
+
+
+def _halves(most: int) -> list[int]:
+    """The trained context and its halves, down to a useful least."""
+    found = [most]
+    while found[-1] // 2 >= _LEAST_CONTEXT:
+        found.append(found[-1] // 2)
+    return found
+
+
+def _mib(size: int) -> str:
+    return f"{-(-size // MIB)} MiB"
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    sizes: _Sizes
+    config: ModelConfig
+    ask: Ask
+    rss: int
+
+    def resident(self, context: int, budget: int) -> MemoryPlan | None:
+        """Every weight in memory, or None where `cache_bytes` forbids it."""
+        cap = self.ask.cache_bytes
+        if cap is not None and self.sizes.weights > cap:
+            return None
+        return self._plan(context, budget, self.ask.selected, tuple(self.sizes.matrices))
+
+    def streaming(self, context: int, budget: int) -> MemoryPlan:
+        """As many layers in memory as the cap, or what the rest leaves of the budget, holds."""
+        streamed = max(*self.sizes.layers.values(), self.sizes.head)
+        ahead = max(*self.sizes.read.values(), self.sizes.head) if self.ask.read_ahead else 0
+        cap = self.ask.cache_bytes
+        if cap is None:
+            bare = self._plan(context, budget, (), ())
+            cap = budget - bare.total - streamed - ahead
+        layers, matrices = self._choose(cap)
+        return self._plan(context, budget, layers, matrices, (streamed, ahead))
+
+    def _choose(self, cap: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """A fixed set to keep: the head first, then layers spread evenly, so that reading the
+        others always has computing beside it."""
+        sizes, selected = self.sizes, self.ask.selected
+        matrices: tuple[str, ...] = ()
+        if sizes.head <= cap:
+            matrices, cap = (next(iter(sizes.matrices)),), cap - sizes.head
+        count = len(selected)
+        for kept in range(count, 0, -1):
+            chosen = tuple(selected[i * count // kept] for i in range(kept))
+            if sum(sizes.layers[layer] for layer in chosen) <= cap:
+                return chosen, matrices
+        return (), matrices
+
+    def _plan(
+        self,
+        context: int,
+        budget: int,
+        layers: tuple[int, ...],
+        matrices: tuple[str, ...],
+        rooms: tuple[int, int] = (0, 0),
+    ) -> MemoryPlan:
+        config, sizes = self.config, self.sizes
+        kv_rows = self.ask.lanes * context + min(context, SPARE_ROWS)
+        logit_rows = max(self.ask.lanes, LOGIT_BYTES // (4 * config.vocabulary), 1)
+        pass_rows = _pass_rows(config, budget)
+        transient = pass_rows * _row_bytes(config) + logit_rows * 4 * config.vocabulary
+        # Growing a layer's buffers holds the old ones beside the new for a moment.
+        transient += context * sizes.kv_row // len(self.ask.selected)
+        resident = sum(sizes.layers[layer] for layer in layers)
+        resident += sum(sizes.matrices[name] for name in matrices)
+        parts = {
+            "interpreter": self.rss + _KERNEL_BYTES,
+            "tokenizer": config.vocabulary * _TOKEN_BYTES,
+            "resident weights": sizes.vectors + resident,
+            "streamed weights": rooms[0],
+            "read-ahead": rooms[1],
+            "kv": kv_rows * sizes.kv_row,
+            "transient": transient + _rope_bytes(config, context) + _SCRATCH_BYTES,
+        }
+        return MemoryPlan(
+            parts, context, kv_rows, layers, matrices, pass_rows, logit_rows, rooms[0]
+        )
+
+
+def _row_bytes(config: ModelConfig) -> int:
+    """Bytes that one row of a pass takes while a layer computes."""
+    layer = max(config.layers, key=lambda one: one.ff + one.heads)
+    heads = 2 * (layer.heads + layer.kv_heads) * config.head_dim
+    inner = max(3 * layer.ff, (config.experts_used + 1) * config.width + 3 * config.expert_ff)
+    return 4 * (4 * config.width + 2 * heads + inner)
+
+
+def _pass_rows(config: ModelConfig, budget: int) -> int:
+    """As many rows as an eighth of the budget holds, 32 to 512."""
+    rows = PASS_ROWS
+    while rows > 32 and rows * _row_bytes(config) > budget // 8:
+        rows //= 2
+    return rows
+
+
+def _rope_bytes(config: ModelConfig, context: int) -> int:
+    """Cosines and sines; the tables grow by doubling."""
+    tables = len({layer.rope for layer in config.layers})
+    rows: int = 1 << max(8, (context - 1).bit_length())
+    return tables * rows * config.rotary_dims * 4

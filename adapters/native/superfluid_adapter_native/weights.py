@@ -1,0 +1,164 @@
+"""A model's weights as the kernels take them: small ones and resident layers kept, others bound
+to the maps of the layer that is computing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from superfluid_adapter_native.formats.source import ModelSource, Tensor
+from superfluid_adapter_native.kernels.engine import Kernels
+from superfluid_adapter_native.kernels.weights import Weight
+from superfluid_adapter_native.memory import Bytes, MemoryManager, TensorHandle
+from superfluid_adapter_native.quants.decode import decode
+
+Vector: TypeAlias = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The matrices of one kind for all experts, one bound only when it is chosen."""
+
+    tensor: Tensor
+    view: Bytes
+    kernels: Kernels
+    kept: dict[int, Weight] | None
+
+    def __getitem__(self, expert: int) -> Weight:
+        found = None if self.kept is None else self.kept.get(expert)
+        if found is None:
+            size = self.tensor.bytes // self.tensor.shape[0]
+            raw = self.view[expert * size : (expert + 1) * size]
+            keep = self.kept is not None
+            _, rows, columns = self.tensor.shape
+            kind = self.tensor.type
+            found = self.kernels.weight(kind, raw, (rows, columns), resident=keep)
+            if self.kept is not None:
+                self.kept[expert] = found
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One block's tensors by their names within it."""
+
+    vectors: Mapping[str, Vector]
+    matrices: Mapping[str, Weight]
+    experts: Mapping[str, Experts] = field(default_factory=dict)
+
+
+def streamed_names(source: ModelSource, layer: int) -> tuple[str, ...]:
+    """A block's tensors that pass through memory: everything but its vectors."""
+    start = f"blk.{layer}."
+    return tuple(
+        name
+        for name, tensor in source.tensors.items()
+        if name.startswith(start) and len(tensor.shape) > 1
+    )
+
+
+EMBEDDING: Final = "token_embd.weight"
+
+
+def head_name(source: ModelSource) -> str:
+    """The matrix that gives logits: its own, or the embedding."""
+    return "output.weight" if "output.weight" in source.tensors else EMBEDDING
+
+
+def read_whole(source: ModelSource, names: Iterable[str]) -> tuple[str, ...]:
+    """Those of `names` that a pass reads from end to end; experts are not."""
+    return tuple(name for name in names if len(source.tensors[name].shape) == 2)
+
+
+class WeightStore:
+    """Binds tensors to kernels. `resident` layers are bound once and for good.
+
+    `hold` and `hold_matrix` make one thing resident, so that the caller can report progress in
+    between; `layer` gives any layer while its handles are held.
+    """
+
+    def __init__(self, source: ModelSource, manager: MemoryManager, kernels: Kernels) -> None:
+        self._source = source
+        self._manager = manager
+        self._kernels = kernels
+        self._vectors: dict[int, dict[str, Vector]] = {}
+        self._held: dict[int, LayerWeights] = {}
+        self._held_matrices: dict[str, Weight] = {}
+
+    def vector(self, name: str) -> Vector:
+        """A small tensor, decoded."""
+        handle = self._manager.acquire(name)
+        try:
+            tensor = handle.tensor
+            return decode(tensor.type, handle.view, tensor.shape[0]).copy()
+        finally:
+            self._manager.release(name)
+
+    def optional_vector(self, name: str) -> Vector | None:
+        return self.vector(name) if name in self._source.tensors else None
+
+    def hold(self, layer: int) -> None:
+        """Make `layer` resident."""
+        handles = {name: self._keep(name) for name in streamed_names(self._source, layer)}
+        self._held[layer] = self._bind(layer, handles, keep=True)
+
+    def hold_matrix(self, name: str) -> None:
+        """Make the embedding or the head resident."""
+        self._held_matrices[name] = self._weight(self._keep(name), keep=True)
+
+    def layer(self, index: int, handles: Mapping[str, TensorHandle]) -> LayerWeights:
+        """The layer's weights; `handles` are those of a streamed layer."""
+        return self._held.get(index) or self._bind(index, handles, keep=False)
+
+    @contextlib.contextmanager
+    def matrix(self, name: str) -> Iterator[Weight]:
+        """The embedding or the head; mapped meanwhile, and no longer, where it is not resident."""
+        held = self._held_matrices.get(name)
+        if held is not None:
+            yield held
+            return
+        handle = self._manager.acquire(name)
+        try:
+            yield self._weight(handle, keep=False)
+        finally:
+            self._manager.release(name)
+            self._manager.drop((name,))
+
+    def _keep(self, name: str) -> TensorHandle:
+        handle = self._manager.acquire(name)
+        self._manager.populate(name)
+        return handle
+
+    def _weight(self, handle: TensorHandle, *, keep: bool) -> Weight:
+        tensor = handle.tensor
+        rows, columns = tensor.shape
+        return self._kernels.weight(tensor.type, handle.view, (rows, columns), resident=keep)
+
+    def _bind(self, layer: int, handles: Mapping[str, TensorHandle], *, keep: bool) -> LayerWeights:
+        start = len(f"blk.{layer}.")
+        matrices: dict[str, Weight] = {}
+        experts: dict[str, Experts] = {}
+        for name, handle in handles.items():
+            short = name[start:]
+            if len(handle.tensor.shape) == 3:
+                kept: dict[int, Weight] | None = {} if keep else None
+                experts[short] = Experts(handle.tensor, handle.view, self._kernels, kept)
+            else:
+                matrices[short] = self._weight(handle, keep=keep)
+        return LayerWeights(self._layer_vectors(layer), matrices, experts)
+
+    def _layer_vectors(self, layer: int) -> dict[str, Vector]:
+        found = self._vectors.get(layer)
+        if found is None:
+            start = f"blk.{layer}."
+            found = self._vectors[layer] = {
+                name[len(start) :]: self.vector(name)
+                for name, tensor in self._source.tensors.items()
+                if name.startswith(start) and len(tensor.shape) == 1
+            }
+        return found

@@ -1,0 +1,166 @@
+"""Maps of tensors: what is held, what is evicted, what is handed back."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from superfluid_adapter_native import memory
+from superfluid_adapter_native.formats.open import open_source
+from superfluid_adapter_native.formats.source import ModelSource
+from superfluid_adapter_native.memory import DEFAULT_CACHE_BYTES, MemoryManager, default_probe
+from superfluid_compat.errors import ModelDamaged, ModelNotFound
+from support.gguf_writer import tensor, write_gguf
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> ModelSource:
+    """Three tensors of 2 MiB and one of 4 KiB, each filled with a number of its own."""
+    tensors = [
+        tensor(name, np.full((512, 1024), value, np.float32))
+        for name, value in (("a", 1.0), ("b", 2.0), ("c", 3.0))
+    ]
+    tensors.append(tensor("small", np.full((1024,), 4.0, np.float32)))
+    path = write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}, tensors)
+    return open_source(path)
+
+
+def first(manager: MemoryManager, name: str) -> float:
+    return float(manager.acquire(name).view[:4].view(np.float32)[0])
+
+
+def test_a_handle_shows_the_tensors_bytes_and_no_more(source: ModelSource) -> None:
+    manager = MemoryManager(source)
+    handle = manager.acquire("b")
+    assert handle.view.dtype == np.uint8
+    assert handle.view.nbytes == 2 * MIB
+    assert not handle.view.flags.writeable
+    assert (handle.view.view(np.float32) == 2.0).all()
+    manager.close()
+
+
+def test_acquiring_again_returns_the_map_that_is_there(source: ModelSource) -> None:
+    manager = MemoryManager(source)
+    assert manager.acquire("a") is manager.acquire("a")
+    manager.close()
+
+
+def test_the_default_cap_is_256_mib(source: ModelSource) -> None:
+    manager = MemoryManager(source)
+    assert manager.cache_bytes == DEFAULT_CACHE_BYTES == 256 * MIB
+    manager.close()
+
+
+def test_beyond_the_cap_the_least_recently_used_map_goes(source: ModelSource) -> None:
+    manager = MemoryManager(source, cache_bytes=5 * MIB)
+    for name in "ab":
+        assert first(manager, name) == {"a": 1.0, "b": 2.0}[name]
+        manager.release(name)
+    manager.release(manager.acquire("a").tensor.name)
+    manager.acquire("c")
+    assert manager.mapped == ("a", "c")
+    assert manager.resident_bytes <= 5 * MIB
+    manager.close()
+
+
+def test_a_map_in_use_is_never_closed(source: ModelSource) -> None:
+    manager = MemoryManager(source, cache_bytes=0)
+    held = manager.acquire("a")
+    manager.release(manager.acquire("b").tensor.name)
+    assert list(manager.mapped) == ["a"]
+    assert held.view[0] == held.view[4096]
+    manager.release("a")
+    assert not manager.mapped
+    manager.close()
+
+
+def test_an_array_outlives_its_handle(source: ModelSource) -> None:
+    manager = MemoryManager(source, cache_bytes=0)
+    view = manager.acquire("a").view.view(np.float32)
+    manager.release("a")
+    assert manager.mapped == ()
+    assert view.sum() == 512 * 1024
+    manager.close()
+
+
+def test_large_maps_are_handed_back_and_small_ones_are_not(
+    source: ModelSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advised: list[int] = []
+
+    class Map(mmap.mmap):
+        def madvise(self, option: int, *rest: int) -> None:
+            assert option == mmap.MADV_DONTNEED
+            advised.append(len(self))
+
+    monkeypatch.setattr("mmap.mmap", Map)
+    manager = MemoryManager(source)
+    for name in ("a", "small"):
+        manager.release(manager.acquire(name).tensor.name)
+    manager.drop(("a", "small"))
+    assert len(advised) == 1
+    assert advised[0] >= 2 * MIB
+    manager.close()
+
+
+def test_drop_and_close_leave_nothing_mapped(source: ModelSource) -> None:
+    manager = MemoryManager(source)
+    manager.acquire("a")
+    manager.release(manager.acquire("b").tensor.name)
+    assert manager.idle_bytes >= 2 * MIB
+    manager.drop(("a", "b", "no such name"))
+    assert manager.mapped == ("a",)
+    manager.close()
+    assert manager.resident_bytes == 0
+
+
+def test_reading_ahead_reads_and_populating_maps(source: ModelSource) -> None:
+    manager = MemoryManager(source)
+    manager.read_ahead(("a", "small"))
+    manager.acquire("a")
+    manager.populate("a")
+    assert first(manager, "a") == 1.0
+    manager.close()
+
+
+def test_an_unknown_tensor_and_a_missing_file_are_named(source: ModelSource) -> None:
+    manager = MemoryManager(source)
+    with pytest.raises(ModelDamaged, match=r"no tensor blk\.9"):
+        manager.acquire("blk.9")
+    manager.close()
+    source.path.unlink()
+    with pytest.raises(ModelNotFound, match=r"m\.gguf"):
+        MemoryManager(source)
+
+
+def test_a_file_that_shrank_after_its_header_was_read_is_damaged(source: ModelSource) -> None:
+    with source.path.open("r+b") as file:
+        file.truncate(MIB)
+    manager = MemoryManager(source)
+    with pytest.raises(ModelDamaged, match="tensor c"):
+        manager.acquire("c")
+    manager.close()
+
+
+def test_peak_rss_keeps_the_largest_the_probe_saw(source: ModelSource) -> None:
+    seen = iter((10, 30, 20))
+    manager = MemoryManager(source, probe=lambda: next(seen))
+    assert [manager.peak_rss for _ in range(3)] == [10, 30, 30]
+    manager.close()
+
+
+def test_the_probe_falls_back_from_psutil_to_proc_to_getrusage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    by_psutil = default_probe()
+    monkeypatch.setattr(memory, "_psutil_rss", lambda: None)
+    by_proc = default_probe()
+    monkeypatch.setattr(memory, "_proc_rss", lambda: None)
+    by_rusage = default_probe()
+    for found in (by_psutil, by_proc, by_rusage):
+        assert 10 * MIB < found < 100 * 1024 * MIB
