@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 _INTERRUPTED = 130
+"""What a shell reports of a command that Ctrl-C ended; typer turns the exception into it."""
 
 
 def main() -> NoReturn:
@@ -30,11 +31,11 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(error.line(), error.exit_code)
     except TyperException as error:
         return _fail(error.format_message(), ExitCode.USAGE)
-    except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", _INTERRUPTED)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}", ExitCode.FAILURE)
+    if code == _INTERRUPTED:
+        return _fail("interrupted", _INTERRUPTED)
     return code if isinstance(code, int) else ExitCode.OK
 
 

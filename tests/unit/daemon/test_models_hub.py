@@ -155,6 +155,17 @@ def test_a_pull_that_was_killed_is_taken_up_by_range(
     assert ignore_range or hub.state.ranges[-1] >= partial > 0
 
 
+def test_an_interrupt_is_one_line(hub: Hub, start_pull: Start) -> None:
+    hub.state.stall_after = 12_000_000
+    process = start_pull()
+    wait_for_bytes(process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "superfluid: interrupted"
+    assert "Traceback" not in err
+
+
 def test_two_processes_fetch_once(store: Store, hub: Hub, start_pull: Start) -> None:
     hub.state.stall_after = 12_000_000
     first = start_pull()
