@@ -10,10 +10,10 @@ from llvmlite import ir
 from numba.core import types
 
 from superfluid_adapter_native.kernels import elementwise, rows
-from superfluid_adapter_native.kernels.driver import word
+from superfluid_adapter_native.kernels.atomics import Inline, cgutils, inline, word
 from superfluid_adapter_native.kernels.elementwise import Kernel, number, spans
 from superfluid_adapter_native.kernels.features import PLAIN, Features
-from superfluid_adapter_native.kernels.rows import Inline, cgutils, inline, moved
+from superfluid_adapter_native.kernels.rows import moved
 from superfluid_adapter_native.kernels.vectors import F8, FLOAT, LANES, Emit, Value
 
 

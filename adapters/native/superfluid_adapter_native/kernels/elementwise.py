@@ -9,9 +9,9 @@ from typing import Final
 from llvmlite import ir
 from numba.core import types
 
-from superfluid_adapter_native.kernels.driver import word
+from superfluid_adapter_native.kernels.atomics import Inline, cgutils, inline, word
 from superfluid_adapter_native.kernels.features import PLAIN
-from superfluid_adapter_native.kernels.rows import Inline, cgutils, inline, moved
+from superfluid_adapter_native.kernels.rows import moved
 from superfluid_adapter_native.kernels.vectors import F8, FLOAT, I64, LANES, Emit, Value, vector
 
 Kernel = Callable[[int, int, int], None]

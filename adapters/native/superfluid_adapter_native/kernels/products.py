@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from superfluid_adapter_native.kernels import rows
-from superfluid_adapter_native.kernels.driver import word
+from superfluid_adapter_native.kernels.atomics import word
 from superfluid_adapter_native.kernels.features import Features
 
 Kernel = Callable[[int, int, int], None]

@@ -6,15 +6,14 @@ summed in the same order, so it has the same bits whatever else is computed besi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from llvmlite import ir
-from numba.core import cgutils as numba_cgutils
 from numba.core import types
-from numba.extending import intrinsic
 
 from superfluid_adapter_native.kernels import layouts
+from superfluid_adapter_native.kernels.atomics import Inline, cgutils, inline
 from superfluid_adapter_native.kernels.features import Features
 from superfluid_adapter_native.kernels.vectors import (
     F8,
@@ -29,30 +28,8 @@ from superfluid_adapter_native.kernels.vectors import (
 )
 from superfluid_adapter_native.quants.types import BY_NAME
 
-cgutils: Any = numba_cgutils
-
 TILE: Final = 4
 _CHAINS: Final = 2
-
-Inline = Any
-"""A function of addresses and counts that exists only inside compiled code."""
-
-
-def inline(names: str, returns: Any, write: Callable[..., Value | None]) -> Inline:
-    """An intrinsic over integer arguments; `write(builder, *arguments)` emits its body."""
-    count = len(names.split())
-
-    def typed(*args: Any) -> Any:
-        signature = returns(*([types.intp] * count))
-
-        def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-            return write(builder, *values) or context.get_dummy_value()
-
-        return signature, generate
-
-    scope: dict[str, Any] = {"typed": typed}
-    text = f"lambda typingctx, {', '.join(names.split())}: typed()"
-    return intrinsic(eval(text, scope))  # noqa: S307 - numba reads the parameters' names
 
 
 def moved(e: Emit, pointer: Value, index: Value, size: int) -> Value:

@@ -17,10 +17,7 @@ def warm(
     folder: Path,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
-    """Saves in `folder` what models of these types need; how many kernels were not there yet.
-
-    Threads are another matter: what one and what several need is saved both.
-    """
-    kernels = Kernels(threads=2, exact=exact, cache=folder, writable=True)
+    """Saves in `folder` what models of these types need; how many kernels were not there yet."""
+    kernels = Kernels(threads=1, exact=exact, cache=folder, writable=True)
     kernels.prepare(kinds, caches, progress)
     return kernels.store.compiled
