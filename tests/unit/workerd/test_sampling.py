@@ -47,7 +47,7 @@ def prefix(
     order: list[int], probability: dict[int, float], mass: float
 ) -> tuple[list[int], list[float]]:
     """The shortest prefix that holds `mass`, and the sums before and at its end."""
-    total = 0.0
+    before = total = 0.0
     for count, token in enumerate(order, 1):
         before, total = total, total + probability[token]
         if total >= mass:
@@ -295,9 +295,11 @@ def test_a_bias_outside_the_vocabulary_is_named(token: int) -> None:
     assert str(token) in caught.value.message
 
 
-def test_extreme_settings_stay_finite() -> None:
+@pytest.mark.parametrize("temperature", [5e-324, 1e-30, 1e-3, 1.0, 100.0])
+@pytest.mark.parametrize(
+    "choice", [{}, {"top_k": 2}, {"top_p": 1e-9}, {"typical_p": 1e-9}, {"min_p": 1.0}]
+)
+def test_extreme_settings_stay_finite(temperature: float, choice: dict[str, Any]) -> None:
     row = np.array([3e38, -3e38, 0, 2.9e38], dtype=np.float32)
-    for temperature in (5e-324, 1e-30, 1e-3, 1.0, 100.0):
-        for choice in ({}, {"top_k": 2}, {"top_p": 1e-9}, {"typical_p": 1e-9}, {"min_p": 1.0}):
-            sampler = Sampler(Sampling(temperature=temperature, **choice), 4)
-            assert sampler.draw(row, 0, []).token == 0
+    sampler = Sampler(Sampling(temperature=temperature, **choice), 4)
+    assert sampler.draw(row, 0, []).token == 0
