@@ -99,10 +99,9 @@ class Sampler:
         temperature = self._sampling.temperature
         if not self._filters and temperature >= _COLD:
             return filters.pick(filters.weights(row, temperature), u)
-        ids, kept = _narrowed(row, self._filters or (_possible(temperature),))
-        order = np.argsort(ids)
-        weight = filters.weights(kept[order].astype(np.float64), temperature)
-        return int(ids[order[filters.pick(weight, u)]])
+        ids = np.sort(_narrowed(row, self._filters or (_possible(temperature),)))
+        weight = filters.weights(row[ids].astype(np.float64), temperature)
+        return int(ids[filters.pick(weight, u)])
 
     def _scored(self, logits: NDArray[np.float32], token: int) -> Drawn:
         count = self._sampling.logprobs
@@ -140,13 +139,11 @@ def _possible(temperature: float) -> _Filter:
     return lambda row: np.flatnonzero(row >= row.max() - _NO_WEIGHT * temperature)
 
 
-def _narrowed(row: NDArray[np.float32], chain: Sequence[_Filter]) -> tuple[Indices, Floats]:
+def _narrowed(row: NDArray[np.float32], chain: Sequence[_Filter]) -> Indices:
     ids = chain[0](row)
-    kept: Floats = row[ids]
     for one in chain[1:]:
-        index = one(kept)
-        ids, kept = ids[index], kept[index]
-    return ids, kept
+        ids = ids[one(row[ids])]
+    return ids
 
 
 def _best(row: NDArray[np.float32]) -> int:
