@@ -33,6 +33,7 @@ Sources: TypeAlias = Sequence[tuple[str, Mapping[str, object]]]
 Say: TypeAlias = Callable[[str], None]
 DRAIN_S: Final = 30.0
 _BACKLOG: Final = 512
+_EXAMPLE: Final = '{"prompt": "The capital of France is", "max_tokens": 16}'
 T = TypeVar("T")
 
 
@@ -162,7 +163,9 @@ async def _announce(host: ModelHost, listener: socket.socket, say: Say) -> None:
     await host.served()
     address, port = listener.getsockname()[:2]
     shown = f"[{address}]" if ":" in address else address
-    say(f"serving {host.spec.name} with {host.spec.runtime} at http://{shown}:{port}/v1")
+    url = f"http://{shown}:{port}/v1"
+    say(f"serving {host.spec.name} with {host.spec.runtime} at {url}")
+    say(f"try: curl {url}/completions -d '{_EXAMPLE}'")
 
 
 def _http(supervisor: Supervisor, listener: socket.socket) -> uvicorn.Server:
