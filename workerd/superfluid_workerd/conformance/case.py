@@ -41,7 +41,7 @@ class Case:
     """An adapter and a model of it, small and quick.
 
     `tolerance` bounds the difference of any logit between ways of feeding the same tokens; 0
-    wants them equal. `options` are the adapter's own. `texts` are given back unchanged by the
+    wants them equal. `lanes` is 3 or more. `options` are the adapter's own. `texts` are given back unchanged by the
     model's tokenizer.
     """
 

@@ -11,7 +11,6 @@ import pytest
 from superfluid_compat.errors import (
     Capacity,
     OutOfBoundary,
-    StepError,
     UnknownSequence,
     Unsupported,
 )
@@ -51,7 +50,7 @@ class RuntimeContract:
         assert described.step_tokens >= 1
         assert described.vocabulary >= 1
         assert loaded.runtime.describe() == described
-        assert set(loaded.record.asked) == set(loaded.record.got)
+        assert {"context", "lanes"} <= set(loaded.record.asked) & set(loaded.record.got)
         loaded.runtime.close()
 
     # Sequences.
@@ -202,16 +201,16 @@ class RuntimeContract:
     def test_tokens_outside_the_vocabulary_are_refused(self, case: Case) -> None:
         with case.opened() as opened:
             for token in (-1, opened.describe.vocabulary, 1 << 40):
-                _refused(opened, case, lambda sequence, it=token: [Feed(sequence, [0, it], 2)])  # type: ignore[misc]  # a bound default
+                _refused(opened, case, tokens=[0, token], start=2)
 
     def test_a_feed_without_tokens_is_refused(self, case: Case) -> None:
         with case.opened() as opened:
-            _refused(opened, case, lambda sequence: [Feed(sequence, [], 2)])
+            _refused(opened, case, tokens=[], start=2)
 
     def test_a_start_that_is_not_the_length_is_refused(self, case: Case) -> None:
         with case.opened() as opened:
-            _refused(opened, case, lambda sequence: [Feed(sequence, [0], 1)])
-            _refused(opened, case, lambda sequence: [Feed(sequence, [0], 3)])
+            _refused(opened, case, tokens=[0], start=1)
+            _refused(opened, case, tokens=[0], start=3)
 
     def test_past_the_context_is_refused(self, case: Case) -> None:
         with case.opened() as opened:
@@ -349,16 +348,15 @@ def _back(runtime: Runtime, sequence: SequenceId, length: int) -> bool:
     return True
 
 
-def _refused(opened: Opened, case: Case, feeds: Callable[[SequenceId], list[Feed]]) -> None:
-    """The feeds are refused after two tokens, and the sequence goes on as if never asked."""
-    tokens, tail = opened.tokens(2, seed=1), opened.tokens(2, seed=2)
+def _refused(opened: Opened, case: Case, *, tokens: list[int], start: int) -> None:
+    """The feed is refused after two tokens, and the sequence goes on as if never asked."""
+    before, tail = opened.tokens(2, seed=1), opened.tokens(2, seed=2)
     sequence = opened.runtime.seq_create()
-    opened.extend(sequence, tokens)
-    with pytest.raises(StepError) as caught:
-        opened.step(feeds(sequence))
-    assert isinstance(caught.value, OutOfBoundary)
+    opened.extend(sequence, before)
+    with pytest.raises(OutOfBoundary):
+        opened.step([Feed(sequence, tokens, start)])
     assert opened.runtime.seq_length(sequence) == 2
-    _close(opened.extend(sequence, tail), opened.alone(tokens + tail), case)
+    _close(opened.extend(sequence, tail), opened.alone(before + tail), case)
     opened.runtime.seq_free(sequence)
 
 

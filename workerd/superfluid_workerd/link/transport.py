@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from superfluid_compat.errors import LinkClosed
 from superfluid_workerd.link import framing
 from superfluid_workerd.link.frames import ToDaemon, ToWorker
+
+if TYPE_CHECKING:
+    import asyncio
 
 _READ_BYTES: Final = 1 << 16
 
@@ -71,6 +73,8 @@ class AsyncLink:
     @classmethod
     async def over(cls, channel: socket.socket) -> AsyncLink:
         """The link over a connected socket, which it owns from then on."""
+        import asyncio  # A worker has no event loop, and starts sooner without.
+
         reader, writer = await asyncio.open_connection(sock=channel)
         return cls(reader, writer)
 
