@@ -41,8 +41,8 @@ class Case:
     """An adapter and a model of it, small and quick.
 
     `tolerance` bounds the difference of any logit between ways of feeding the same tokens; 0
-    wants them equal. `lanes` is 3 or more. `options` are the adapter's own. `texts` are given back unchanged by the
-    model's tokenizer.
+    wants them equal. `lanes` is 3 or more. `options` are the adapter's own. `texts` are given
+    back unchanged by the model's tokenizer.
     """
 
     adapter: Adapter
