@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
+import shutil
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from superfluid import cli
 from superfluid.models.pull import Offer, Progress, RemoteFile, pull, require_space, size_text
 from superfluid.models.resolve import locate
 from superfluid.models.shelf import DEFAULT
@@ -25,6 +29,14 @@ from superfluid_compat.errors import (
     ModelNotFound,
     Offline,
 )
+
+
+class Usage(NamedTuple):
+    """What `shutil.disk_usage` answers."""
+
+    total: int
+    used: int
+    free: int
 
 
 class OneFile:
@@ -161,6 +173,21 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         return
     yield folder
     libc.umount2(os.fsencode(folder), 2)
+
+
+def test_the_command_refuses_a_disk_too_small(
+    small_disk: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if small_disk == Path("/dev/full"):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 18, 0, 1 << 18))
+    home = tmp_path if small_disk == Path("/dev/full") else small_disk
+    monkeypatch.setenv("SUPERFLUID_HOME", str(home))
+    assert cli.run(["models", "pull", DEFAULT]) == ExitCode.MODEL
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(r"has 26\d kB free, wanted 375 MB; free disk space", line)
 
 
 def test_a_disk_that_fills_up_meanwhile(small_disk: Path, tmp_path: Path) -> None:
