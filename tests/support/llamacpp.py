@@ -216,13 +216,14 @@ class LlamaCpp:
         """Ids of `text`."""
         raw = text.encode() if isinstance(text, str) else text
         room = len(raw) + 8
-        ids = (ct.c_int32 * room)()
-        count = self._lib.llama_tokenize(
-            self._vocab, raw, len(raw), ids, room, add_special, parse_special
-        )
-        if count < 0:
-            raise ValueError(f"llama_tokenize wants room for {-count} ids")
-        return ids[:count]
+        while True:
+            ids = (ct.c_int32 * room)()
+            count = self._lib.llama_tokenize(
+                self._vocab, raw, len(raw), ids, room, add_special, parse_special
+            )
+            if count >= 0:
+                return ids[:count]
+            room = -count
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes of one id."""

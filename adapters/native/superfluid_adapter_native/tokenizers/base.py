@@ -95,11 +95,15 @@ class VocabularyTokenizer(Tokenizer):
         """The bytes of a normal piece."""
         return text.replace(SPACE, " ").encode()
 
+    def _opens_with_space(self) -> bool:
+        """Whether encoding puts a space before a text."""
+        return self._vocabulary.add_space_prefix
+
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> bytes:
         """See `Tokenizer.decode`. An opening BOS that is not asked for does not keep the space
         after it, so that decoding is the inverse of encoding."""
         parts = [self.piece(token, special=special) for token in tokens]
-        if self._vocabulary.add_space_prefix:
+        if self._opens_with_space():
             first = next((place for place, part in enumerate(parts) if part), None)
             if first is not None and (first == 0 or tokens[:first] == [self.bos]):
                 parts[first] = parts[first].removeprefix(b" ")

@@ -18,24 +18,29 @@ from superfluid_adapter_native.tokenizers.vocabulary import Defaults, read_vocab
 from superfluid_compat.errors import ModelDamaged, UnsupportedArchitecture
 
 
-def _stand_ins() -> dict[int, int | None]:
+_NO_BYTE: Final = "\uffff"
+
+
+def _stand_ins() -> dict[int, int | str]:
     """GPT-2's printable stand-in of each byte, by code point: printable Latin-1 is itself, the
-    rest follow from U+0100 in order (openai/gpt-2, encoder.py)."""
+    rest follow from U+0100 in order (openai/gpt-2, encoder.py). Latin-1 that stands for nothing
+    is sent outside Latin-1."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in printable]
-    plain: dict[int, int | None] = {byte: byte for byte in printable}
+    plain: dict[int, int | str] = {byte: _NO_BYTE for byte in hidden}
     return plain | {0x100 + place: byte for place, byte in enumerate(hidden)}
 
 
-STAND_INS: Final = _stand_ins()
+_STAND_INS: Final = _stand_ins()
 
 
 def bytes_of(piece: str) -> bytes:
     """The bytes that a piece in GPT-2's alphabet stands for; a piece with any other character
     is taken as plain text."""
-    if all(ord(character) in STAND_INS for character in piece):
-        return piece.translate(STAND_INS).encode("latin-1")
-    return piece.encode()
+    try:
+        return piece.translate(_STAND_INS).encode("latin-1")
+    except UnicodeEncodeError:
+        return piece.encode()
 
 
 class BytePairTokenizer(VocabularyTokenizer):

@@ -50,6 +50,9 @@ class WordPieceTokenizer(VocabularyTokenizer):
     def _closing(self) -> list[int]:
         return [self._ends[1]]
 
+    def _opens_with_space(self) -> bool:
+        return True
+
     def _encode_text(self, text: str, after_special: bool) -> list[int]:
         return [token for word in self._split(text) for token in self._pieces_of(SPACE + word)]
 
