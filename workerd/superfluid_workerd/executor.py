@@ -192,7 +192,7 @@ class Executor:
 
     def _linger(self) -> None:
         end = time.monotonic() + self._policy.turn_linger_us / 1_000_000
-        while not self._closing and linger_s(self._ready(), len(self._live), self._policy):
+        while not self._closing and linger_s(self._ready(), self._active(), self._policy):
             left_s = end - time.monotonic()
             if left_s <= 0:
                 return
@@ -200,6 +200,10 @@ class Executor:
 
     def _ready(self) -> int:
         return len(self._running) + min(len(self._waiting), self._lanes.free)
+
+    def _active(self) -> int:
+        """Lanes that are ready or will be once the intake is done with their streams."""
+        return min(len(self._live), len(self._lanes))
 
     def _turn(self) -> None:
         self._ticks += 1
@@ -262,6 +266,7 @@ class Executor:
     def _step(self, seated: _Seated) -> list[Delta]:
         """One pass of the runtime; what it gave the streams that are still wanted."""
         started = time.monotonic()
+        self._abandoned = False
         try:
             rows = self._pass(seated)
         except Fatal:
@@ -301,7 +306,6 @@ class Executor:
         """A step that failed costs its seats an error each; one that nobody wanted costs nothing:
         its streams are over and leave with the next sweep."""
         if self._abandoned:
-            self._abandoned = False
             return
         self._counts.turns += 1
         self._counts.failed_turns += 1

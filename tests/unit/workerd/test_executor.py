@@ -381,6 +381,15 @@ def test_a_lone_stream_never_waits_for_others() -> None:
     assert time.monotonic() - started < 5
 
 
+def test_streams_that_wait_for_a_lane_are_not_waited_for() -> None:
+    loop = Loop(lanes=2, policy=Policy(turn_linger_us=10_000_000))
+    for number in range(5):
+        loop.join(number, request("a", 3))
+    started = time.monotonic()
+    loop.run()
+    assert time.monotonic() - started < 5
+
+
 def test_more_than_lanes_and_queue_is_refused() -> None:
     loop = Loop(lanes=1, policy=Policy(max_waiting=1))
     loop.join(1, request("a"))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import psutil
 import pytest
 from superfluid_adapter_fake.orders import Moment, Orders
@@ -157,6 +158,13 @@ def _ticks(worker: Worker, number: int) -> int:
     pong = worker.until(Pong)
     assert (pong.number, pong.stats.turns) == (number, 0)
     return pong.ticks
+
+
+def test_a_deadline_counts_from_arrival(worker: Worker) -> None:
+    worker.load(Orders(gate=str(worker.folder / "gate")))
+    worker.generate(1, msgspec.structs.replace(request("p", 5), deadline_s=0.05))
+    (delta,) = worker.deltas(1)
+    assert (delta.tokens, delta.finish) == ([], "cancelled")
 
 
 def test_many_streams_share_turns_and_each_gets_its_own(worker: Worker) -> None:
