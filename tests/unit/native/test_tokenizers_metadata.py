@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from superfluid_adapter_native.formats.source import ModelSource
 from superfluid_adapter_native.tokenizers import load_tokenizer
@@ -111,3 +113,33 @@ def test_bytes_without_pieces_become_unknown() -> None:
         )
     )
     assert tokenizer.encode("a\u00e9") == [1, 3, 4, 0, 0]
+
+
+_ODD_VALUES: list[Any] = [
+    *(None, True, False, -1, 0, 1, 1 << 31, 1 << 70, float("nan"), float("inf")),
+    *("", "x", "llama", "gpt2", "bert", [], [1], ["a"], b"x", {}),
+    *([value] * 900 for value in (None, True, float("inf"), 1 << 80, "\u2581", ["a"], "a b")),
+    *([-5] * 900, [6] * 900, [str(place) for place in range(900)], [" "], ["\0", "a"]),
+]
+_KEYS = [
+    *sorted({*tiny.spm(), *tiny.bpe()}),
+    *(KEY + name for name in ("eot_token_id", "fim_pad_token_id", "normalizer.lowercase")),
+    "general.name",
+]
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(
+    base=st.sampled_from([tiny.spm(), tiny.bpe()]),
+    changes=st.dictionaries(
+        st.sampled_from(_KEYS), st.sampled_from(_ODD_VALUES), min_size=1, max_size=3
+    ),
+)
+def test_odd_metadata_is_refused_or_serves(base: dict[str, Any], changes: dict[str, Any]) -> None:
+    try:
+        tokenizer = load_tokenizer(source(plain(base) | changes))
+    except (ModelDamaged, UnsupportedArchitecture):
+        return
+    ids = tokenizer.encode("hello the \u00e9 </s>\n", special=True)
+    assert all(0 <= token < tokenizer.size for token in (*ids, *tokenizer.stops))
+    tokenizer.decode(ids)

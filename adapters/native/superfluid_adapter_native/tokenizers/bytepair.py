@@ -17,7 +17,6 @@ from superfluid_adapter_native.tokenizers.pretokenizers import PRE_TOKENIZERS, P
 from superfluid_adapter_native.tokenizers.vocabulary import Defaults, read_vocabulary
 from superfluid_compat.errors import ModelDamaged, UnsupportedArchitecture
 
-
 _NO_BYTE: Final = "\uffff"
 
 
@@ -27,7 +26,7 @@ def _stand_ins() -> dict[int, int | str]:
     is sent outside Latin-1."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in printable]
-    plain: dict[int, int | str] = {byte: _NO_BYTE for byte in hidden}
+    plain: dict[int, int | str] = dict.fromkeys(hidden, _NO_BYTE)
     return plain | {0x100 + place: byte for place, byte in enumerate(hidden)}
 
 
