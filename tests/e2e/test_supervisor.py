@@ -18,7 +18,9 @@ from superfluid_adapter_fake.orders import Act, Moment, Orders, write_model
 
 from superfluid.catalog.environment import worker_environment
 from superfluid.catalog.workerd import Workerd, shipped
+from superfluid.supervisor import host as host_module
 from superfluid.supervisor import process as process_module
+from superfluid.supervisor import worker as worker_module
 from superfluid.supervisor.dossiers import MOST, Dossier, Dossiers
 from superfluid.supervisor.host import Folders, ModelHost, ModelSpec
 from superfluid.supervisor.life import Limits
@@ -69,7 +71,8 @@ class House:
             prompt=Text(text=prompt, add_special=False), sampling=GREEDY, max_tokens=tokens
         )
         stream = await self.supervisor.generate("m", request)
-        self.note()
+        if self.host.pid is not None:
+            self.pids.add(self.host.pid)
         return "".join([delta.text async for delta in stream])
 
     def note(self) -> int:
@@ -96,9 +99,13 @@ async def house(tmp_path: Path) -> AsyncIterator[Open]:
     before = _descriptors()
 
     def make(
-        orders: Orders | None = None, *, script: str | None = None, limits: Limits = QUICK
+        orders: Orders | None = None,
+        *,
+        script: str | None = None,
+        limits: Limits = QUICK,
+        workerd: Workerd | None = None,
     ) -> House:
-        workerd = shipped()
+        workerd = workerd or shipped()
         if script is not None:
             source = tmp_path / "worker.py"
             source.write_text(HEAD + textwrap.dedent(script))
@@ -202,7 +209,6 @@ async def test_a_death_mid_stream_is_told_with_a_dossier_and_mended(
     assert caught.value.dossier == dossier.id
     assert f"killed by {name}" in caught.value.message
     assert (dossier.stage, dossier.code) == ("serving", -getattr(signal, name))
-    assert dossier.pid in served.pids
     assert dossier.options == {"lanes": {"value": 4, "origin": "flag"}}
     assert dossier.peak_rss_bytes > 1 << 20
     assert await served.text() == "llo world. He"
@@ -385,6 +391,38 @@ async def test_a_breach_of_the_link_ends_that_worker(house: Open, script: str, r
     with pytest.raises(WorkerGaveUp, match=reason):
         await served.supervisor.served()
     assert reason in served.dossier().reason
+
+
+async def test_a_worker_that_does_not_read_its_link_is_ended(
+    house: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_MOST_UNSENT", 1 << 20)
+    served = house(script="ready(); time.sleep(3600)")
+    with pytest.raises(WorkerDied, match="did not read its link"):
+        await served.supervisor.tokenize("m", Text(text="x" * (4 << 20)), special=False)
+
+
+async def test_a_worker_that_cannot_be_started_is_final(house: Open, tmp_path: Path) -> None:
+    served = house(workerd=Workerd((str(tmp_path / "none"),)))
+    with pytest.raises(RuntimeBroken, match="could not be started"):
+        await served.supervisor.served()
+    assert served.dossiers() == 0
+
+
+async def test_streams_are_bounded_in_number(
+    house: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_module, "MOST_STREAMS", 2)
+    served = house(Orders(script=SCRIPT, gate=str(tmp_path / "gate")))
+    request = GenerationRequest(prompt=Text(text="ab"), sampling=GREEDY, max_tokens=5)
+    streams = [await served.supervisor.generate("m", request) for _ in range(2)]
+    with pytest.raises(Overloaded, match="2 streams run or wait"):
+        await served.supervisor.generate("m", request)
+    await streams[0].close()
+    streams.append(await served.supervisor.generate("m", request))
+    (tmp_path / "gate").touch()
+    assert [delta.finish async for delta in streams[2]][-1] == "length"
+    await streams[1].close()
 
 
 async def test_a_load_without_progress_is_ended_at_its_stage(house: Open) -> None:

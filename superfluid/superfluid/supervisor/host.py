@@ -310,8 +310,14 @@ class ModelHost:
             self._never_born(error)
 
     def _never_born(self, error: SuperfluidError) -> None:
+        self._remove_scratch()
         self._refuse(error)
         self._dispatch(life.Exited("never started"))
+
+    def _remove_scratch(self) -> None:
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
 
     def _bury(self, stage: WorkerState, reason: str) -> None:
         if self._worker is None or self._exit is None:
@@ -368,8 +374,7 @@ class ModelHost:
 
     def exited(self, how: Exit) -> None:
         self._exit = how
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+        self._remove_scratch()
         self._dispatch(life.Exited(how.words(), final=how.final))
         self._worker = None
         if self.state is WorkerState.GONE:

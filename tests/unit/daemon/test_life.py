@@ -123,6 +123,14 @@ def test_waits_double_up_to_a_bound_and_then_it_gives_up() -> None:
     assert life.state is S.GAVE_UP
 
 
+def test_after_giving_up_it_may_end_and_be_started_afresh() -> None:
+    life = at(S.PROBED)
+    fed(life, [Refused("no"), Exited("done")])
+    assert fed(life, [Start(), Elapsed()]) == []
+    assert fed(life, [Halt(), Start()]) == [Spawn()]
+    assert (life.state, life.failures) == (S.SPAWNED, 0)
+
+
 def test_a_served_turn_forgives_earlier_failures() -> None:
     life = at(S.SERVING)
     for _ in range(10 * LIMITS.failures):
