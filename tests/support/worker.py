@@ -30,9 +30,12 @@ M = TypeVar("M", bound=ToDaemon)
 
 
 class Worker:
-    """`superfluid-workerd ADAPTER serve`, started in its own session; `log` is its stderr."""
+    """`superfluid-workerd ADAPTER serve`, started in its own session; `log` is its stderr, unless
+    a descriptor is given for it."""
 
-    def __init__(self, folder: Path, adapter: str = "fake", **environment: str) -> None:
+    def __init__(
+        self, folder: Path, adapter: str = "fake", stderr: int | None = None, **environment: str
+    ) -> None:
         self.folder = folder
         self.log = folder / "stderr"
         self.channel, theirs = socket.socketpair()
@@ -41,7 +44,8 @@ class Worker:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "superfluid_workerd", "--parent", str(os.getpid()),
                  adapter, "serve", "--link", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=out, stderr=log,
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=out,
+                stderr=log if stderr is None else stderr,
                 start_new_session=True, env={**os.environ, **environment},
             )  # fmt: skip
         self._frames = framing.to_daemon()

@@ -106,7 +106,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     from superfluid_workerd import commands
 
     code = commands.refuse(usage, answers) if usage else commands.run(call, given, answers)
-    sys.stderr.flush()
     # An engine's own threads and exit handlers must not hold up, or crash, a finished process.
     os._exit(code)
 

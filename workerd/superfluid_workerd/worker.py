@@ -14,9 +14,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 import msgspec
 
@@ -73,19 +72,14 @@ def serve(adapter: Adapter, descriptor: int) -> int:
 
 
 def _greet(adapter: Adapter, link: Link, messages: Iterator[ToWorker]) -> None:
-    ours = Hello(version=version("superfluid"), adapter=adapter.info().id, pid=os.getpid())
-    link.send(ours)
+    info = adapter.info()
+    link.send(Hello(version=info.version, adapter=info.id, pid=os.getpid()))
     theirs = next(messages, None)
     if theirs is None:
-        _leave(ExitCode.OK)
+        os._exit(ExitCode.OK)
     if not isinstance(theirs, Hello):
         raise BadFrame(f"the first frame was {type(theirs).__name__}, wanted Hello")
     require_number("link", found=theirs.link, wanted=numbers.LINK)
-
-
-def _leave(code: int) -> NoReturn:
-    sys.stderr.flush()
-    os._exit(code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,17 +172,19 @@ class _Worker:
     # The link's thread.
 
     def _read(self, messages: Iterator[ToWorker]) -> None:
-        code: int = ExitCode.OK
+        code: int = ExitCode.FAILURE
         try:
             for message in messages:
                 self._dispatch(message)
+            code = ExitCode.OK
         except SuperfluidError as error:
-            print(f"{error.code}: {error.line()}", file=sys.stderr)
             code = error.exit_code
+            print(f"{error.code}: {error.line()}", file=sys.stderr)
         except BaseException:  # noqa: BLE001  # recorded; nothing may outlive the link's reader
             traceback.print_exc()
-            code = ExitCode.FAILURE
-        _leave(code)
+        finally:
+            # Also when saying why failed: stderr may have gone with the daemon.
+            os._exit(code)
 
     def _dispatch(self, message: ToWorker) -> None:
         match message:
@@ -199,7 +195,7 @@ class _Worker:
                 self._loads.put(message)
             case Shutdown():
                 if self._serving is None:
-                    _leave(ExitCode.OK)
+                    os._exit(ExitCode.OK)
                 self._serving.executor.post(message)
             case Ping() | Cancel():
                 if self._serving is not None:
@@ -235,7 +231,8 @@ class _Worker:
                 self._errands.get()()
         except BaseException:  # noqa: BLE001  # recorded; a worker without its intake serves nobody
             traceback.print_exc()
-            _leave(ExitCode.FAILURE)
+        finally:
+            os._exit(ExitCode.FAILURE)
 
     def _prepare(self, serving: _Serving, generate: Generate, deadline: float | None) -> None:
         try:

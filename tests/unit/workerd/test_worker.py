@@ -293,6 +293,16 @@ def test_garbage_on_the_link_ends_the_worker(worker: Worker, data: bytes) -> Non
     assert "frame" in worker.log.read_text()
 
 
+def test_a_worker_that_can_tell_nobody_why_ends_all_the_same(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with Worker(tmp_path, stderr=writing) as worker:
+        os.close(writing)
+        worker.load()
+        worker.channel.sendall(b"\xff\xff\xff\xff")
+        assert worker.exit_code() == 1
+
+
 def test_half_a_frame_ends_the_worker(worker: Worker) -> None:
     worker.load()
     worker.channel.sendall(b"\0\0\0\x09half")
