@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from superfluid.catalog.catalog import Catalog
 from superfluid.catalog.environment import worker_environment
 from superfluid.catalog.prepared import Preparations
+from superfluid.paths import unwritable
 from superfluid.supervisor import name
 from superfluid.supervisor.host import Folders, ModelHost, ModelSpec
 from superfluid.supervisor.ledger import Ledger
@@ -85,7 +86,10 @@ async def serve(settings: ServeSettings, say: Say, catalog: Catalog | None = Non
 
 def _clear(folders: Folders) -> None:
     """Remove what a killed server of this name left."""
-    Ledger(folders.ledger).reap(folders.scratch)
+    try:
+        Ledger(folders.ledger).reap(folders.scratch)
+    except OSError as error:
+        raise unwritable(folders.ledger, error) from error
     shutil.rmtree(folders.scratch, ignore_errors=True)
 
 

@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 
 from superfluid.catalog.catalog import Catalog, Row
 from superfluid.catalog.entries import Entry
-from superfluid.paths import private_folder
+from superfluid.paths import private_folder, unwritable
 
 QUIET_S: Final = 2.0
 _POLL_S: Final = 0.1
@@ -50,8 +50,22 @@ class Preparations:
         """Check the runtime and prepare it for `model`, in workers that hold no model, unless
         that was done before; `say` hears of it when it takes long.
 
-        Raises what `Catalog.check`, `facts` and `prepare` raise.
+        Raises what `Catalog.check`, `facts` and `prepare` raise, and `BadConfig` when the cache
+        cannot be written.
         """
+        try:
+            await self._ensure(catalog, row, model, options, say)
+        except OSError as error:
+            raise unwritable(self._cache, error) from error
+
+    async def _ensure(
+        self,
+        catalog: Catalog,
+        row: Row,
+        model: Path,
+        options: Mapping[str, Any],
+        say: Callable[[str], None],
+    ) -> None:
         shared = self.shared(row.id)
         stamp = private_folder(self._cache / "prepared") / _key(row.entry, model, options, shared)
         if stamp.exists():

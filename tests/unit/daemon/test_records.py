@@ -17,7 +17,7 @@ from superfluid.catalog.entries import Entry
 from superfluid.catalog.prepared import Preparations
 from superfluid.supervisor import name
 from superfluid.supervisor.dossiers import Dossier, Dossiers, new_id, now
-from superfluid_compat.errors import NameInUse, RuntimeBroken
+from superfluid_compat.errors import BadConfig, NameInUse, RuntimeBroken
 from superfluid_workerd.link.answers import Facts, Probe
 
 
@@ -147,6 +147,16 @@ async def test_a_warm_start_asks_nothing_and_a_changed_one_asks_again(
     preparations.shared("a").rename(tmp_path / "aside")
     assert await asked({"x": 1}) == ALL
     assert said == []
+
+
+async def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, model: Path) -> None:
+    cache = tmp_path / "cache"
+    (cache / "prepared" / "a.lock").mkdir(parents=True)
+    with pytest.raises(BadConfig, match="cannot be written"):
+        await Preparations(cache).ensure(Asked(), ROW, model, {}, print)
+    (cache / "lock").mkdir()
+    with pytest.raises(BadConfig, match="cannot be written"), name.held(cache):
+        pass
 
 
 async def test_what_failed_is_asked_again(tmp_path: Path, model: Path) -> None:
