@@ -52,6 +52,7 @@ def test_random_texts_give_the_same_ids(ours: Tokenizer, theirs: LlamaCpp, text:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @settings(max_examples=20_000, deadline=None)
 @given(text=texts())
 def test_many_random_texts_give_the_same_ids(ours: Tokenizer, theirs: LlamaCpp, text: str) -> None:

@@ -54,6 +54,7 @@ def test_random_vocabularies_are_the_same(data: st.DataObject) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @settings(max_examples=3000, deadline=None)
 @given(data=st.data())
 def test_many_random_vocabularies_are_the_same(data: st.DataObject) -> None:

@@ -15,6 +15,11 @@ from superfluid_workerd.adapter import Tokenizer
 SPACE: Final = "▁"
 """How SentencePiece writes a space inside a piece (U+2581)."""
 
+# As plain ints: the enumeration's own operators would cost more than the rest of `piece`.
+_HIDDEN: Final = int(HIDDEN)
+_VERBATIM: Final = int(HIDDEN | Kind.USER_DEFINED)
+_NORMAL: Final = int(Kind.NORMAL)
+_BYTE: Final = int(Kind.BYTE)
 _BYTE_PIECE: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -83,13 +88,13 @@ class VocabularyTokenizer(Tokenizer):
         if not 0 <= token < self.size:
             raise OutOfBoundary(f"token {token}, the vocabulary ends at {self.size - 1}")
         kind, text = self._vocabulary.kinds[token], self._vocabulary.pieces[token]
-        if kind & HIDDEN and not special:
+        if kind & _HIDDEN and not special:
             return b""
-        if kind & (HIDDEN | Kind.USER_DEFINED):
+        if kind & _VERBATIM:
             return text.encode()
-        if kind & Kind.NORMAL:
+        if kind & _NORMAL:
             return self._unescape(text)
-        return bytes([int(text[3:5], 16)]) if kind & Kind.BYTE else b""
+        return bytes([int(text[3:5], 16)]) if kind & _BYTE else b""
 
     def _unescape(self, text: str) -> bytes:
         """The bytes of a normal piece."""
