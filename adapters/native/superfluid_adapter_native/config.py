@@ -22,7 +22,6 @@ Scaling: TypeAlias = Literal["none", "linear", "yarn", "longrope"]
 
 _MOST_CONTEXT: Final = 1 << 24
 _MOST_WIDTH: Final = 1 << 20
-_NORMS: Final = ("_norm.weight",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +189,8 @@ class _Reader:
         return self.real("rope.scaling.factor", old)
 
     def scaling(self) -> Scaling:
-        if "rope_factors_long.weight" in self.source.tensors:
+        long = "rope_factors_long.weight"
+        if long in self.source.tensors or long in self.source.vectors:
             return "longrope"
         kind = self.metadata.get(self.key("rope.scaling.type"))
         if kind is None:
@@ -305,6 +305,7 @@ def dimensions(config: ModelConfig, layer: LayerConfig) -> dict[Dimension, int]:
 def _check_tensors(source: ModelSource, config: ModelConfig) -> None:
     seen: set[str] = set()
     for spec in MODEL:
+        _check_setting(source, spec, dimensions(config, config.layers[0]))
         _check(source, spec.name, spec, dimensions(config, config.layers[0]), seen)
     for index, layer in enumerate(config.layers):
         sizes = dimensions(config, layer)
@@ -318,6 +319,12 @@ def _check_tensors(source: ModelSource, config: ModelConfig) -> None:
             )
 
 
+def _check_setting(source: ModelSource, spec: TensorSpec, sizes: Mapping[Dimension, int]) -> None:
+    values = source.vectors.get(spec.name)
+    if values is not None and (len(values),) != tuple(sizes[name] for name in spec.shape):
+        raise ModelDamaged(f"{spec.name} has {len(values)} numbers, wanted {sizes[spec.shape[0]]}")
+
+
 def _check(
     source: ModelSource,
     name: str,
@@ -326,6 +333,12 @@ def _check(
     seen: set[str],
 ) -> None:
     wanted = tuple(sizes[dimension] for dimension in spec.shape)
+    apart = name.replace("_exps.weight", ".0.weight")
+    if apart != name and apart in source.tensors:
+        for expert in range(wanted[0]):
+            one = TensorSpec(name.replace("_exps.weight", f".{expert}.weight"), spec.shape[1:])
+            _check(source, one.name, one, sizes, seen)
+        return
     tensor: Tensor | None = source.tensors.get(name)
     if tensor is None:
         if spec.optional:

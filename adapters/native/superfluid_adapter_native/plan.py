@@ -23,6 +23,7 @@ LOGIT_BYTES: Final = 64 * MIB
 SPARE_ROWS: Final = 256
 """KV rows beyond the lanes' own, for copies."""
 
+_LEAST_ROWS: Final = 32
 _KERNEL_BYTES: Final = 64 * MIB
 _SCRATCH_BYTES: Final = 16 * MIB
 _TOKEN_BYTES: Final = 320
@@ -124,14 +125,16 @@ def make_plan(
     most = ask.context or config.context
     contexts = [most] if ask.context else _halves(most)
     good = [context for context in contexts if context >= _GOOD_CONTEXT] or contexts[:1]
+    rows = _pass_rows(config, budget)
     plans = [
-        *(planner.resident(context, budget) for context in good),
-        *(planner.streaming(context, budget) for context in contexts),
+        *(planner.resident(context, rows) for context in good),
+        *(planner.streaming(context, rows, budget) for context in contexts),
+        planner.streaming(contexts[-1], _LEAST_ROWS, budget),
     ]
     for plan in plans:
         if plan is not None and plan.total <= budget:
             return plan
-    least = planner.streaming(contexts[-1], 0).total
+    least = planner.streaming(contexts[-1], _LEAST_ROWS, 0).total
     raise DoesNotFit(
         f"the model needs {_mib(least)} at the least for {ask.lanes} lanes of {contexts[-1]} "
         f"tokens, the budget is {_mib(budget)}",
@@ -159,23 +162,23 @@ class _Planner:
     ask: Ask
     rss: int
 
-    def resident(self, context: int, budget: int) -> MemoryPlan | None:
+    def resident(self, context: int, rows: int) -> MemoryPlan | None:
         """Every weight in memory, or None where `cache_bytes` forbids it."""
         cap = self.ask.cache_bytes
         if cap is not None and self.sizes.weights > cap:
             return None
-        return self._plan(context, budget, self.ask.selected, tuple(self.sizes.matrices))
+        return self._plan(context, rows, self.ask.selected, tuple(self.sizes.matrices))
 
-    def streaming(self, context: int, budget: int) -> MemoryPlan:
+    def streaming(self, context: int, rows: int, budget: int) -> MemoryPlan:
         """As many layers in memory as the cap, or what the rest leaves of the budget, holds."""
         streamed = max(*self.sizes.layers.values(), self.sizes.head)
         ahead = max(*self.sizes.read.values(), self.sizes.head) if self.ask.read_ahead else 0
         cap = self.ask.cache_bytes
         if cap is None:
-            bare = self._plan(context, budget, (), ())
+            bare = self._plan(context, rows, (), ())
             cap = budget - bare.total - streamed - ahead
         layers, matrices = self._choose(cap)
-        return self._plan(context, budget, layers, matrices, (streamed, ahead))
+        return self._plan(context, rows, layers, matrices, (streamed, ahead))
 
     def _choose(self, cap: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """A fixed set to keep: the head first, then layers spread evenly, so that reading the
@@ -194,7 +197,7 @@ class _Planner:
     def _plan(
         self,
         context: int,
-        budget: int,
+        rows: int,
         layers: tuple[int, ...],
         matrices: tuple[str, ...],
         rooms: tuple[int, int] = (0, 0),
@@ -202,8 +205,7 @@ class _Planner:
         config, sizes = self.config, self.sizes
         kv_rows = self.ask.lanes * context + min(context, SPARE_ROWS)
         logit_rows = max(self.ask.lanes, LOGIT_BYTES // (4 * config.vocabulary), 1)
-        pass_rows = _pass_rows(config, budget)
-        transient = pass_rows * _row_bytes(config) + logit_rows * 4 * config.vocabulary
+        transient = rows * _row_bytes(config) + logit_rows * 4 * config.vocabulary
         # Growing a layer's buffers holds the old ones beside the new for a moment.
         transient += context * sizes.kv_row // len(self.ask.selected)
         resident = sum(sizes.layers[layer] for layer in layers)
@@ -217,9 +219,7 @@ class _Planner:
             "kv": kv_rows * sizes.kv_row,
             "transient": transient + _rope_bytes(config, context) + _SCRATCH_BYTES,
         }
-        return MemoryPlan(
-            parts, context, kv_rows, layers, matrices, pass_rows, logit_rows, rooms[0]
-        )
+        return MemoryPlan(parts, context, kv_rows, layers, matrices, rows, logit_rows, rooms[0])
 
 
 def _row_bytes(config: ModelConfig) -> int:
@@ -233,7 +233,7 @@ def _row_bytes(config: ModelConfig) -> int:
 def _pass_rows(config: ModelConfig, budget: int) -> int:
     """As many rows as an eighth of the budget holds, 32 to 512."""
     rows = PASS_ROWS
-    while rows > 32 and rows * _row_bytes(config) > budget // 8:
+    while rows > _LEAST_ROWS and rows * _row_bytes(config) > budget // 8:
         rows //= 2
     return rows
 

@@ -4,17 +4,19 @@ to the maps of the layer that is computing."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from superfluid_adapter_native.formats.source import ModelSource, Tensor
+from superfluid_adapter_native.formats.source import ModelSource
 from superfluid_adapter_native.kernels.engine import Kernels
 from superfluid_adapter_native.kernels.weights import Weight
-from superfluid_adapter_native.memory import Bytes, MemoryManager, TensorHandle
+from superfluid_adapter_native.memory import MemoryManager, TensorHandle
 from superfluid_adapter_native.quants.decode import decode
 
 Vector: TypeAlias = NDArray[np.float32]
@@ -24,20 +26,13 @@ Vector: TypeAlias = NDArray[np.float32]
 class Experts:
     """The matrices of one kind for all experts, one bound only when it is chosen."""
 
-    tensor: Tensor
-    view: Bytes
-    kernels: Kernels
+    bind: Callable[[int], Weight]
     kept: dict[int, Weight] | None
 
     def __getitem__(self, expert: int) -> Weight:
         found = None if self.kept is None else self.kept.get(expert)
         if found is None:
-            size = self.tensor.bytes // self.tensor.shape[0]
-            raw = self.view[expert * size : (expert + 1) * size]
-            keep = self.kept is not None
-            _, rows, columns = self.tensor.shape
-            kind = self.tensor.type
-            found = self.kernels.weight(kind, raw, (rows, columns), resident=keep)
+            found = self.bind(expert)
             if self.kept is not None:
                 self.kept[expert] = found
         return found
@@ -63,6 +58,8 @@ def streamed_names(source: ModelSource, layer: int) -> tuple[str, ...]:
 
 
 EMBEDDING: Final = "token_embd.weight"
+EXPERT_APART: Final = re.compile(r"ffn_(gate|up|down)\.(\d+)\.weight$")
+"""One expert's matrix where experts are not joined in one tensor."""
 
 
 def head_name(source: ModelSource) -> str:
@@ -72,7 +69,11 @@ def head_name(source: ModelSource) -> str:
 
 def read_whole(source: ModelSource, names: Iterable[str]) -> tuple[str, ...]:
     """Those of `names` that a pass reads from end to end; experts are not."""
-    return tuple(name for name in names if len(source.tensors[name].shape) == 2)
+    return tuple(
+        name
+        for name in names
+        if len(source.tensors[name].shape) == 2 and not EXPERT_APART.search(name)
+    )
 
 
 class WeightStore:
@@ -91,16 +92,23 @@ class WeightStore:
         self._held_matrices: dict[str, Weight] = {}
 
     def vector(self, name: str) -> Vector:
-        """A small tensor, decoded."""
+        """A small tensor, decoded, shifted where the format wants it."""
+        settings = self._source.vectors.get(name)
+        if settings is not None:
+            return np.array(settings, np.float32)
         handle = self._manager.acquire(name)
         try:
             tensor = handle.tensor
-            return decode(tensor.type, handle.view, tensor.shape[0]).copy()
+            values = decode(tensor.type, handle.view, tensor.shape[0]).copy()
         finally:
             self._manager.release(name)
+        if name.endswith("_norm.weight"):
+            values += np.float32(self._source.norm_shift)
+        return values
 
     def optional_vector(self, name: str) -> Vector | None:
-        return self.vector(name) if name in self._source.tensors else None
+        known = name in self._source.tensors or name in self._source.vectors
+        return self.vector(name) if known else None
 
     def hold(self, layer: int) -> None:
         """Make `layer` resident."""
@@ -142,15 +150,30 @@ class WeightStore:
     def _bind(self, layer: int, handles: Mapping[str, TensorHandle], *, keep: bool) -> LayerWeights:
         start = len(f"blk.{layer}.")
         matrices: dict[str, Weight] = {}
-        experts: dict[str, Experts] = {}
+        joined: dict[str, TensorHandle] = {}
+        apart: dict[str, dict[int, TensorHandle]] = {}
         for name, handle in handles.items():
             short = name[start:]
-            if len(handle.tensor.shape) == 3:
-                kept: dict[int, Weight] | None = {} if keep else None
-                experts[short] = Experts(handle.tensor, handle.view, self._kernels, kept)
+            expert = EXPERT_APART.fullmatch(short)
+            if expert is not None:
+                apart.setdefault(f"ffn_{expert[1]}_exps.weight", {})[int(expert[2])] = handle
+            elif len(handle.tensor.shape) == 3:
+                joined[short] = handle
             else:
                 matrices[short] = self._weight(handle, keep=keep)
+        bound = {name: partial(self._slice, one, keep) for name, one in joined.items()}
+        bound |= {name: partial(self._one_of, some, keep) for name, some in apart.items()}
+        experts = {name: Experts(bind, {} if keep else None) for name, bind in bound.items()}
         return LayerWeights(self._layer_vectors(layer), matrices, experts)
+
+    def _slice(self, handle: TensorHandle, keep: bool, expert: int) -> Weight:
+        count, rows, columns = handle.tensor.shape
+        size = handle.tensor.bytes // count
+        raw = handle.view[expert * size : (expert + 1) * size]
+        return self._kernels.weight(handle.tensor.type, raw, (rows, columns), resident=keep)
+
+    def _one_of(self, handles: Mapping[int, TensorHandle], keep: bool, expert: int) -> Weight:
+        return self._weight(handles[expert], keep=keep)
 
     def _layer_vectors(self, layer: int) -> dict[str, Vector]:
         found = self._vectors.get(layer)
