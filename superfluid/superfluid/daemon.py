@@ -8,8 +8,8 @@ import errno
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -23,7 +23,7 @@ from superfluid.supervisor.ledger import Ledger
 from superfluid.supervisor.supervisor import Supervisor
 from superfluid_compat.errors import ExitCode, PortInUse, UsageError
 from superfluid_workerd.link.frames import Load
-from superfluid_workerd.options import Resolved, resolve
+from superfluid_workerd.options import Option, Resolved, resolve
 
 if TYPE_CHECKING:
     import uvicorn
@@ -97,8 +97,8 @@ async def _spec(settings: ServeSettings, catalog: Catalog, say: Say) -> ModelSpe
     model = settings.model.resolve()
     row = await catalog.pick(model, settings.runtime)
     declared = await catalog.options(row.id)
-    resolved = resolve(declared, settings.adapter_options.get(row.id, ()))
-    options = {name: found.value for name, found in resolved.items()}
+    resolved = _resolved(row.id, declared, settings.adapter_options.get(row.id, ()))
+    options = {name.removeprefix(f"{row.id}-"): it.value for name, it in resolved.items()}
     preparations = Preparations(settings.cache)
     await preparations.ensure(catalog, row, model, options, say)
     return ModelSpec(
@@ -117,7 +117,19 @@ async def _spec(settings: ServeSettings, catalog: Catalog, say: Say) -> ModelSpe
         ),
         command=lambda link: catalog.workerd.argv(row.id, "serve", "--link", str(link)),
         environment=worker_environment,
-        origins=_origins(settings.common) | _origins(resolved, f"{row.id}-"),
+        origins=_origins(settings.common) | _origins(resolved),
+    )
+
+
+def _resolved(id_: str, declared: Iterable[Option], sources: Sources) -> dict[str, Resolved]:
+    """An adapter's options by the names that users give them, so that refusals say those."""
+    named = [replace(option, name=f"{id_}-{option.name}") for option in declared]
+    return resolve(
+        named,
+        [
+            (origin, {f"{id_}-{name}": it for name, it in given.items()})
+            for origin, given in sources
+        ],
     )
 
 
@@ -127,11 +139,8 @@ def _count(settings: ServeSettings, option: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _origins(options: Mapping[str, Resolved], prefix: str = "") -> dict[str, Any]:
-    return {
-        prefix + name: {"value": found.value, "origin": found.origin}
-        for name, found in options.items()
-    }
+def _origins(options: Mapping[str, Resolved]) -> dict[str, Any]:
+    return {name: {"value": found.value, "origin": found.origin} for name, found in options.items()}
 
 
 async def _serve(host: ModelHost, listener: socket.socket, signals: Signals, say: Say) -> ExitCode:
