@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -46,15 +47,27 @@ def until_gone(processes: list[psutil.Process]) -> None:
 
 
 @contextlib.contextmanager
-def streaming(server: Server) -> Iterator[Iterator[str]]:
-    """Lines of a streamed completion that has begun."""
-    body = {"model": "m", "prompt": "a", "max_tokens": 100, "temperature": 0, "stream": True}
+def streaming(server: Server, gate: Path) -> Iterator[Iterator[str]]:
+    """Texts of a streamed completion of 200 tokens, stopped at the gate after its first."""
+    body = {"model": "m", "prompt": "a", "max_tokens": 200, "temperature": 0, "stream": True}
     with (
         httpx.Client(timeout=60) as client,
         client.stream("POST", f"{server.url}/v1/completions", json=body) as response,
     ):
-        assert response.status_code == 200
-        yield response.iter_lines()
+        texts = _texts(response.iter_lines())
+        first = next(texts)
+        gate.unlink()
+        yield itertools.chain([first], texts)
+
+
+def _texts(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        data = line.removeprefix("data: ")
+        if data == "[DONE]":
+            return
+        if data.startswith("{"):
+            yield json.loads(data)["choices"][0]["text"]
+    pytest.fail("the stream ended without [DONE]")
 
 
 def until_draining(server: Server) -> None:
@@ -99,23 +112,27 @@ def test_a_signal_ends_it_cleanly(tmp_path: Path, home: Path, number: signal.Sig
     assert list(home.rglob("dossiers/*")) == []
 
 
-def test_a_running_answer_is_finished_first(tmp_path: Path, home: Path) -> None:
-    gate = tmp_path / "gate"
-    orders = Orders(script=SCRIPT, gate=str(gate))
-    with serving([model(tmp_path, orders)], home) as server, streaming(server) as lines:
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    path = tmp_path / "gate"
+    path.touch()
+    return path
+
+
+def test_a_running_answer_is_finished_first(tmp_path: Path, home: Path, gate: Path) -> None:
+    orders = Orders(script=SCRIPT, gate=str(gate), step_s=0.01)
+    with serving([model(tmp_path, orders)], home) as server, streaming(server, gate) as texts:
         os.kill(server.pid, signal.SIGTERM)
         until_draining(server)
         assert complete(server).status_code == 503
         gate.touch()
-        data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
-        text = "".join(json.loads(each)["choices"][0]["text"] for each in data[:-1])
-        assert (len(text), data[-1]) == (100, "[DONE]")
+        assert len("".join(texts)) == 200
         assert server.wait().code == 0
 
 
-def test_a_second_signal_stops_at_once(tmp_path: Path, home: Path) -> None:
-    orders = Orders(script=SCRIPT, gate=str(tmp_path / "never"), ignore_term=True)
-    with serving([model(tmp_path, orders)], home) as server, streaming(server):
+def test_a_second_signal_stops_at_once(tmp_path: Path, home: Path, gate: Path) -> None:
+    orders = Orders(script=SCRIPT, gate=str(gate), step_s=0.01, ignore_term=True)
+    with serving([model(tmp_path, orders)], home) as server, streaming(server, gate):
         left = workers(server)
         os.kill(server.pid, signal.SIGINT)
         until_draining(server)
