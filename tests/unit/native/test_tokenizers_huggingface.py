@@ -92,6 +92,7 @@ def test_special_tokens_in_a_text_are_text_unless_asked_for(
     stop, tool = engine.token_to_id("<|im_end|>"), engine.token_to_id("<tool>")
     ids = ours.encode("a<|im_end|><tool>", add_special=False)
     assert stop is not None
+    assert tool is not None
     assert stop not in ids
     assert ids[-1] == tool
     assert stop in ours.encode("a<|im_end|>", special=True)
