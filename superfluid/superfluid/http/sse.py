@@ -15,6 +15,8 @@ from superfluid.http import errors
 from superfluid.http.streams import unless_gone
 from superfluid_compat.errors import Cancelled, SuperfluidError
 
+ACCEPTED: Final = b": accepted\n\n"
+"""Sent before the prompt is read, so that a client has its status at once."""
 KEEP_ALIVE: Final = b": still working\n\n"
 DONE: Final = b"data: [DONE]\n\n"
 

@@ -213,6 +213,7 @@ class Answer:
         head = {**self._head(self.shape.part), **({"usage": None} if with_usage else {})}
         tokens = 0
         async with streams.started(self.service, self.model, self.requests) as running:
+            yield sse.ACCEPTED
             for index in range(len(running)):
                 opening = self.shape.opening(index)
                 if opening is not None:
