@@ -1,125 +1,80 @@
 """How fast the kernels read weights, against how fast this machine reads memory in the same run.
 
-Each figure is the median of rounds in which the baselines and the kernel take turns, so that what
-else the machine does falls on all of them alike. Read the ratios, not the seconds.
+The baselines and the kernel take turns, so that what else the machine does falls on all alike. Read
+the ratios, not the seconds.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
+from bench.rows import MIB, Bench, Row, ratios
 from superfluid_adapter_native.kernels.engine import Kernels
 from superfluid_adapter_native.quants.types import TYPES, TensorType
 from support.gguf_writer import random_raw
 
-COLUMNS = 1024
-WEIGHT_BYTES = 96 << 20
-ROUNDS = 9
-PROMPT_ROWS = 64
+_COLUMNS = 1024
+_TILE = 256
+_PROMPT_ROWS = 64
+_THREADS = 2
+_DECODE_AIM = "0.5 or more for the default model's types"
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """One type on one route; rates of weights as they are stored, and ratios within a round."""
-
-    type: str
-    route: str
-    threads: int
-    gigabytes_per_second: float
-    of_memory_read: float
-    of_float_matvec: float
-    prompt_gigamacs_per_second: float
+def rows(bench: Bench) -> Iterator[Row]:
+    """Each type on each of its routes: weights read at one row of x, products at many."""
+    size, rounds = (32 * MIB, 3) if bench.quick else (96 * MIB, 9)
+    floats = np.ones((size // 4 // _COLUMNS, _COLUMNS), np.float32)
+    for exact in (False, True):
+        engine = Kernels(threads=_THREADS, exact=exact, cache=bench.folder, writable=True)
+        for kind in TYPES:
+            if kind.elements > 1 or exact:
+                yield from _of_type(kind, engine, floats, rounds)
 
 
-def seconds(act: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    act()
-    return time.perf_counter() - start
-
-
-def measure(kinds: Sequence[TensorType], threads: int, *, cache: Path | None) -> list[Measure]:
-    """Every type on both routes."""
-    floats = np.ones((WEIGHT_BYTES // 4 // COLUMNS, COLUMNS), np.float32)
-    ones = np.ones(COLUMNS, np.float32)
-    engines = {
-        "exact" if exact else "int8": Kernels(
-            threads=threads, exact=exact, cache=cache, writable=cache is not None
-        )
-        for exact in (False, True)
-    }
-    return [
-        _measure(kind, route, threads, engine, floats, ones)
-        for kind in kinds
-        for route, engine in engines.items()
-    ]
-
-
-def _measure(
-    kind: TensorType,
-    route: str,
-    threads: int,
-    engine: Kernels,
-    floats: np.ndarray[tuple[int, int], np.dtype[np.float32]],
-    ones: np.ndarray[tuple[int], np.dtype[np.float32]],
-) -> Measure:
-    rows = WEIGHT_BYTES // kind.row_bytes(COLUMNS)
-    tile = random_raw(kind.name, 256 * COLUMNS, np.random.default_rng(0))
-    raw = np.frombuffer(tile * (rows // 256), np.uint8)
-    rows = rows // 256 * 256
-    weight = engine.weight(kind, raw, (rows, COLUMNS), resident=True)
-    small = engine.weight(kind, raw[: 2048 * weight.row_bytes], (2048, COLUMNS), resident=True)
-    x, many = (np.ones((n, COLUMNS), np.float32) for n in (1, PROMPT_ROWS))
-    out = np.empty((1, rows), np.float32)
-    acts: list[tuple[Callable[[], object], float]] = [
+def _of_type(
+    kind: TensorType, engine: Kernels, floats: NDArray[np.float32], rounds: int
+) -> Iterator[Row]:
+    tiles = floats.nbytes // kind.row_bytes(_COLUMNS) // _TILE
+    tile = random_raw(kind.name, _TILE * _COLUMNS, np.random.default_rng(0))
+    raw = np.frombuffer(tile * tiles, np.uint8)
+    count, few = tiles * _TILE, 8 * _TILE
+    weight = engine.weight(kind, raw, (count, _COLUMNS), resident=True)
+    small = engine.weight(kind, raw[: few * weight.row_bytes], (few, _COLUMNS), resident=True)
+    x, many = (np.ones((n, _COLUMNS), np.float32) for n in (1, _PROMPT_ROWS))
+    out = np.empty((1, count), np.float32)
+    read, matvec, decode, prompt = _rates(
+        rounds,
         (floats.sum, floats.nbytes),
-        (lambda: floats @ ones, floats.nbytes),
+        (lambda: floats @ x[0], floats.nbytes),
         (lambda: engine.linear(x, weight, out), raw.nbytes),
-        (lambda: engine.linear(many, small), PROMPT_ROWS * 2048 * COLUMNS),
-    ]
+        (lambda: engine.linear(many, small), _PROMPT_ROWS * few * _COLUMNS),
+    )
+    facts = {"route": "float" if engine.exact else "int8", "threads": _THREADS}
+    name = f"{kind.name} by {facts['route']}"
+    yield Row(name=f"{name}, weights read", unit="GB/s", samples=decode, conditions=facts)
+    for base, samples in (("a plain read of memory", read), ("BLAS over F32", matvec)):
+        yield Row(
+            name=f"{name}, of {base}",
+            unit="ratio",
+            samples=ratios(decode, samples),
+            wanted=_DECODE_AIM,
+            conditions=facts,
+        )
+    yield Row(name=f"{name}, {_PROMPT_ROWS} rows", unit="GMAC/s", samples=prompt, conditions=facts)
+
+
+def _rates(rounds: int, *acts: tuple[Callable[[], object], int]) -> list[list[float]]:
+    """Billions of each act's amount per second, a sample per round."""
     for act, _ in acts:
         act()
-    rounds = [[amount / seconds(act) / 1e9 for act, amount in acts] for _ in range(ROUNDS)]
-    return Measure(
-        type=kind.name,
-        route=route if kind.elements > 1 else "float",
-        threads=threads,
-        gigabytes_per_second=statistics.median(r[2] for r in rounds),
-        of_memory_read=statistics.median(r[2] / r[0] for r in rounds),
-        of_float_matvec=statistics.median(r[2] / r[1] for r in rounds),
-        prompt_gigamacs_per_second=statistics.median(r[3] for r in rounds),
-    )
-
-
-def table(measures: Sequence[Measure]) -> str:
-    head = f"{'type':8}{'route':8}{'GB/s':>8}{'of memory':>11}{'of sgemv':>10}{'prompt GMAC/s':>15}"
-    lines = [
-        f"{m.type:8}{m.route:8}{m.gigabytes_per_second:8.1f}{m.of_memory_read:11.2f}"
-        f"{m.of_float_matvec:10.2f}{m.prompt_gigamacs_per_second:15.1f}"
-        for m in measures
-    ]
-    return "\n".join([head, *lines])
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="bench.kernels", description=__doc__)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--types", default=",".join(kind.name for kind in TYPES))
-    parser.add_argument("--cache", type=Path, default=None)
-    chosen = parser.parse_args(arguments)
-    names = chosen.types.split(",")
-    kinds = [kind for kind in TYPES if kind.name in names]
-    measures = measure(kinds, chosen.threads, cache=chosen.cache)
-    print(table(measures))
-    print(json.dumps([asdict(m) for m in measures]))
-
-
-if __name__ == "__main__":
-    main()
+    found: list[list[float]] = [[] for _ in acts]
+    for _ in range(rounds):
+        for samples, (act, amount) in zip(found, acts, strict=True):
+            start = time.perf_counter()
+            act()
+            samples.append(amount / (time.perf_counter() - start) / 1e9)
+    return found
