@@ -61,7 +61,7 @@ class _Listing(SimpleHTTPRequestHandler):
         self.asked.append(self.path)
         super().do_GET()
 
-    def log_message(self, *args: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the name inherited
         """Nothing: tests read `asked`."""
 
 

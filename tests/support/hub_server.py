@@ -71,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
     state: HubState
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, *args: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the name inherited
         """Nothing: tests read `state`."""
 
     def do_HEAD(self) -> None:
