@@ -5,14 +5,23 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llvmlite import ir
 from numpy.typing import NDArray
 
 from superfluid_adapter_native.kernels.engine import Kernels
-from superfluid_adapter_native.kernels.features import PLAIN, Features, choose, host
+from superfluid_adapter_native.kernels.features import (
+    PLAIN,
+    Features,
+    choices,
+    host,
+    stated_here,
+)
+from superfluid_adapter_native.kernels.vectors import Emit
 from superfluid_adapter_native.kernels.weights import Weight
 from superfluid_adapter_native.quants.decode import decode
 from superfluid_adapter_native.quants.types import BY_NAME, TYPES, TensorType
@@ -89,13 +98,14 @@ def test_rows_read(folder: Path, kind: TensorType, features: Features) -> None:
     np.testing.assert_allclose(engine.gather(weight, ids), weights[ids], rtol=1e-6, atol=1e-7)
 
 
-def test_the_integer_routes_of_all_features_agree(folder: Path) -> None:
-    for kind in TYPES:
-        found = [
-            engine.linear(inputs(5), bound(engine, kind)[0])
-            for engine in (made(folder, exact=False, features=f) for f in (PLAIN, host()))
-        ]
-        np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-5)
+def test_the_integer_routes_of_all_that_runs_here_agree(folder: Path) -> None:
+    first, *others = (made(folder, exact=False, features=f) for f in choices(stated_here()))
+    for name in ("Q8_0", "Q6_K", "Q4_K", "IQ4_NL"):
+        kind = BY_NAME[name]
+        wanted = first.linear(inputs(5), bound(first, kind)[0])
+        for other in others:
+            found = other.linear(inputs(5), bound(other, kind)[0])
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
@@ -177,4 +187,19 @@ def test_wrong_sizes_are_refused(folder: Path) -> None:
     ],
 )
 def test_features_chosen(stated: set[str], wanted: Features) -> None:
-    assert choose(frozenset(stated)) == wanted
+    assert choices(frozenset(stated))[0] == wanted
+
+
+def test_arm_instructions() -> None:
+    """What cannot run here compiles: the dot product and the table for Arm."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    module = ir.Module()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 2), "f")
+    e = Emit(ir.IRBuilder(function.append_basic_block()), Features("neon", "tbl"))
+    source, target = (e.pointer(argument) for argument in function.args)
+    codes = e.lookup(range(16), e.ands(e.bytes(source, 0, 32), 15))
+    e.store(e.dot(codes, e.bytes(source, 32, 32)), target, 0)
+    e.b.ret_void()
+    machine = llvm.Target.from_triple("aarch64-linux-gnu").create_target_machine(cpu="apple-m1")
+    assert {"sdot", "tbl"} <= set(machine.emit_assembly(llvm.parse_assembly(str(module))).split())

@@ -43,15 +43,21 @@ _LOOKUPS: Final[tuple[tuple[frozenset[str], Lookup], ...]] = (
 )
 
 
-def choose(stated: frozenset[str]) -> Features:
-    """The best of our tables among the features that LLVM's names state."""
-    dots: list[Dot] = [dot for wanted, dot in _DOTS if wanted <= stated]
+def choices(stated: frozenset[str]) -> list[Features]:
+    """All of our tables that the features stated, in LLVM's names, allow; the best first."""
     lookups: list[Lookup] = [lookup for wanted, lookup in _LOOKUPS if wanted <= stated]
-    return Features(dots[0] if dots else "plain", lookups[0] if lookups else "plain")
+    dots: list[Dot] = [dot for wanted, dot in _DOTS if wanted <= stated]
+    best: Lookup = lookups[0] if lookups else "plain"
+    return [*(Features(dot, best) for dot in dots), Features("plain", best), PLAIN]
+
+
+def stated_here() -> frozenset[str]:
+    """What this processor states."""
+    import llvmlite.binding as llvm
+
+    return frozenset(name for name, has in llvm.get_host_cpu_features().items() if has)
 
 
 def host() -> Features:
-    """What this processor has."""
-    import llvmlite.binding as llvm
-
-    return choose(frozenset(name for name, has in llvm.get_host_cpu_features().items() if has))
+    """The best that this processor allows."""
+    return choices(stated_here())[0]

@@ -29,12 +29,12 @@ Value = Any
 _DOT_ASM: Final = {
     "evex": ("vpdpbusd $3, $2, $0", "=v,0,v,v"),
     "vex": ("{vex} vpdpbusd $3, $2, $0", "=x,0,x,x"),
-    "neon": ("sdot $0.4s, $2.16b, $3.16b", "=w,0,w,w"),
 }
-_LOOKUP_ASM: Final = {
-    "pshufb": ("vpshufb $2, $1, $0", "=x,x,x"),
-    "tbl": ("tbl $0.16b, {$1.16b}, $2.16b", "=w,w,w"),
-}
+"""Written out, because LLVM's own names for these have changed their types between releases."""
+_LOOKUP_ASM: Final = ("vpshufb $2, $1, $0", "=x,x,x")
+_NEON_DOT: Final = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+_NEON_LOOKUP: Final = "llvm.aarch64.neon.tbl1.v16i8"
+
 _EXP: Final = (1.9875691e-4, 1.3981999e-3, 8.3334519e-3, 4.1665796e-2, 0.16666665, 0.5, 1.0, 1.0)
 
 
@@ -123,10 +123,13 @@ class Emit:
         """The overloaded intrinsic `llvm.<name>` of one vector or scalar type."""
         count = getattr(kind, "count", None)
         suffix = "f32" if count is None else f"v{count}f32"
-        function = ir.FunctionType(kind, [arg.type for arg in args])
-        declared = self.b.module.globals.get(f"llvm.{name}.{suffix}")
+        return self._named(f"llvm.{name}.{suffix}", kind, *args)
+
+    def _named(self, name: str, kind: Value, *args: Value) -> Value:
+        declared = self.b.module.globals.get(name)
         if declared is None:
-            declared = ir.Function(self.b.module, function, f"llvm.{name}.{suffix}")
+            function = ir.FunctionType(kind, [arg.type for arg in args])
+            declared = ir.Function(self.b.module, function, name)
         return self.b.call(declared, args)
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
@@ -178,16 +181,17 @@ class Emit:
         if kind == "plain":
             return self._plain_dot(codes, x)
         if kind == "neon":
-            halves = [
-                self._asm(
-                    _DOT_ASM[kind],
-                    self.shuffle(sums, range(4)),
-                    *(self.shuffle(v, range(16 * i, 16 * i + 16)) for v in (codes, x)),
+            four = self.shuffle(sums, range(4))
+            return self.join(
+                *(
+                    self._named(_NEON_DOT, four.type, four, *(self._half(v, i) for v in (codes, x)))
+                    for i in (0, 1)
                 )
-                for i in (0, 1)
-            ]
-            return self.join(*halves)
+            )
         return self._asm(_DOT_ASM[kind], sums, codes, x)
+
+    def _half(self, a: Value, which: int) -> Value:
+        return self.shuffle(a, range(16 * which, 16 * which + 16))
 
     def _plain_dot(self, codes: Value, x: Value) -> Value:
         wide = vector(I32, 32)
@@ -202,14 +206,10 @@ class Emit:
         kind = self.features.lookup
         row = ir.Constant(vector(I8, 16), list(table))
         if kind == "pshufb":
-            return self._asm(_LOOKUP_ASM[kind], self.join(row, row), codes)
+            return self._asm(_LOOKUP_ASM, self.join(row, row), codes)
         if kind == "tbl":
-            return self.join(
-                *(
-                    self._asm(_LOOKUP_ASM[kind], row, self.shuffle(codes, range(i, i + 16)))
-                    for i in (0, 16)
-                )
-            )
+            halves = (self._half(codes, i) for i in (0, 1))
+            return self.join(*(self._named(_NEON_LOOKUP, row.type, row, h) for h in halves))
         found = self.splat(codes.type, 0)
         for code, entry in enumerate(table):
             same = self.b.icmp_unsigned("==", codes, self.splat(codes.type, code))
