@@ -47,6 +47,7 @@ class Batch(ct.Structure):
 
 MODEL_N_GPU_LAYERS: Final = 16
 MODEL_VOCAB_ONLY: Final = 72
+MODEL_REPACK: Final = 74  # use_extra_bufts
 CONTEXT_N_CTX: Final = 0
 CONTEXT_N_BATCH: Final = 4
 CONTEXT_N_UBATCH: Final = 8
@@ -133,16 +134,24 @@ class LlamaCpp:
     """One model in llama.cpp; a context manager that frees it.
 
     `context` and `threads` matter only without `vocab_only`. The KV cache is F32, so that the
-    oracle rounds as little as it can.
+    oracle rounds as little as it can. `repack` lets it copy weights into an arrangement of its own;
+    without it they are read from the mapped file.
     """
 
     def __init__(
-        self, model: Path, *, vocab_only: bool = True, context: int = 512, threads: int = 2
+        self,
+        model: Path,
+        *,
+        vocab_only: bool = True,
+        context: int = 512,
+        threads: int = 2,
+        repack: bool = True,
     ) -> None:
         self._lib = library()
         params = self._lib.llama_model_default_params()
         _patch(params, ct.c_int32, MODEL_N_GPU_LAYERS, 0)
         _patch(params, ct.c_bool, MODEL_VOCAB_ONLY, vocab_only)
+        _patch(params, ct.c_bool, MODEL_REPACK, repack)
         self._context: int | None = None
         self._model: int | None = self._lib.llama_model_load_from_file(os.fsencode(model), params)
         if not self._model:
@@ -256,16 +265,21 @@ class LlamaCpp:
 
     def generate_greedy(self, tokens: Sequence[int], count: int) -> list[int]:
         """The next `count` ids after `tokens`, each the most likely; stop ids do not stop it."""
-        self._clear()
         found: list[int] = []
         feed, start = list(tokens), 0
         while True:
-            self._decode(feed, start, every=False)
-            found.append(int(self._row(len(feed) - 1).argmax()))
+            found.append(int(self.step(feed, start).argmax()))
             if len(found) == count:
                 return found
             start += len(feed)
             feed = found[-1:]
+
+    def step(self, tokens: Sequence[int], start: int) -> NDArray[np.float32]:
+        """Logits after the last of `tokens`, put in at position `start`; 0 begins anew."""
+        if start == 0:
+            self._clear()
+        self._decode(tokens, start, every=False)
+        return self._row(len(tokens) - 1)
 
     def _clear(self) -> None:
         if self._context is None:

@@ -1,0 +1,1 @@
+"""Measurements by whole processes, alternating, in one run. `python -m bench --help`."""

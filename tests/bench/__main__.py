@@ -1,0 +1,87 @@
+"""Run sections, print their rows as they come, write everything as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from rich.console import Console
+
+from bench import machine
+from bench.rows import Bench, Row
+
+SECTIONS: Final = ("start", "decode", "native", "sampling", "lanes", "kernels")
+"""Modules of this package with `rows(bench) -> Iterator[Row]`, in the order they run."""
+_ROOT: Final = Path(__file__).parents[2]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; 1 when a section could not be measured."""
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
+    parser.add_argument("--quick", action="store_true", help="fewer samples, smaller files")
+    parser.add_argument("--json", type=Path, help="where to write (bench-results/ by default)")
+    call = parser.parse_args(arguments)
+    unknown = sorted(set(call.sections) - set(SECTIONS))
+    if unknown:
+        parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
+    folder = _ROOT / ".cache" / "bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    bench = Bench(default_model(), folder, call.quick)
+    facts = machine.describe()
+    name = facts["date"].replace(":", "") + ".json"
+    report: dict[str, Any] = {"machine": facts, "quick": call.quick, "sections": {}, "failed": {}}
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{facts['cpu']}, {facts['cores']} cores, load {facts['load_per_core']} a core")
+    for section in call.sections or SECTIONS:
+        console.print(f"\n[bold]{section}[/]")
+        report["sections"][section] = rows = []
+        try:
+            for row in _rows(section, bench):
+                rows.append({**msgspec.to_builtins(row), "median": row.median})
+                console.print(line(row), markup=False)
+        except (OSError, RuntimeError, ValueError) as error:
+            report["failed"][section] = f"{type(error).__name__}: {error}"
+            console.print(f"  not measured: {report['failed'][section]}", markup=False)
+    target = call.json or _ROOT / "bench-results" / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    console.print(f"\n{target}", markup=False)
+    return 1 if report["failed"] else 0
+
+
+def _rows(section: str, bench: Bench) -> Iterator[Row]:
+    module = importlib.import_module(f"bench.{section}")
+    found: Iterator[Row] = module.rows(bench)
+    return found
+
+
+def line(row: Row) -> str:
+    """`row` as one line: median, spread, aim, conditions."""
+    figure = f"{row.median:10.4g} {row.unit:<8}"
+    spread = f"{min(row.samples):.4g} to {max(row.samples):.4g}"
+    facts = " ".join(f"{key}={value}" for key, value in row.conditions.items())
+    wanted = f"wanted {row.wanted}" if row.wanted else ""
+    return "  ".join(filter(None, [f"  {row.name:<46}{figure}", spread, wanted, row.note, facts]))
+
+
+def default_model() -> Path:
+    """The default model: `SUPERFLUID_TEST_MODEL`, or where `make bench` had it pulled to."""
+    given = os.environ.get("SUPERFLUID_TEST_MODEL")
+    if given:
+        return Path(given)
+    pull = [sys.executable, "-m", "superfluid", "models", "pull", "gemma-3-270m"]
+    home = {**os.environ, "SUPERFLUID_HOME": str(_ROOT / ".cache" / "test-home")}
+    done = subprocess.run(pull, env=home, stdout=subprocess.PIPE, text=True, check=True)
+    return Path(done.stdout.strip())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""Aggregate tokens a second of one worker with 1 to 16 streams, and how full its turns are."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bench import files
+from bench.engines import Order, measure, prompt_of
+from bench.rows import MIB, Bench, Row
+from superfluid_workerd.link.frames import (
+    Generate,
+    GenerationRequest,
+    Hello,
+    Load,
+    LoadFailed,
+    Ready,
+    Sampling,
+    StreamFailed,
+    Tokens,
+    Turn,
+    TurnStats,
+)
+from support.worker import Worker
+
+STREAMS: Final = (1, 2, 4, 8, 16)
+_VOCABULARY: Final = 32_000
+_CONTEXT: Final = 512
+_SHORT: Final = 16
+_LONG: Final = 400
+
+
+def rows(bench: Bench) -> Iterator[Row]:
+    """Resident, and streaming from a file four times the cap; then a chat behind long prompts."""
+    model = files.model(bench.place("models"), "125M", "Q4_K")
+    shared = str(bench.place("kernels"))
+    measure(Order(engine="native", model=str(model), shared=shared, tokens=1))
+    size = model.stat().st_size
+    for mode, cap in (("resident", size), ("streaming", size // 4)):
+        conditions = {"file": model.name, "cap_mib": cap // MIB, "threads": 2}
+        with tempfile.TemporaryDirectory() as folder, Worker(Path(folder), "native") as worker:
+            streams = _Streams(worker)
+            streams.load(model, shared, cap)
+            streams.together(1, 2)
+            yield from _aggregate(bench, streams, mode, conditions)
+            yield from _behind(bench, streams, mode, conditions)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What several streams got while all of them decoded."""
+
+    rate: float
+    occupancy: float
+
+
+class _Streams:
+    """A worker that holds a model, and streams on it."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._numbers = itertools.count(1)
+
+    def load(self, model: Path, shared: str, cap: int) -> None:
+        """Raises `RuntimeError` when the model does not load."""
+        self._worker.send(
+            Hello(),
+            Load(
+                model=str(model), name="m", scratch=str(self._worker.folder), shared=shared,
+                context=_CONTEXT, lanes=max(STREAMS), threads=2, options={"cache-bytes": cap},
+            ),
+        )  # fmt: skip
+        for message in self._worker.messages():
+            if isinstance(message, LoadFailed):
+                raise RuntimeError(message.error.message)
+            if isinstance(message, Ready):
+                return
+        raise RuntimeError(f"the worker left: {self._worker.log.read_text()[-500:]}")
+
+    def start(self, prompt: int, tokens: int) -> int:
+        """Start a stream; its number."""
+        number = next(self._numbers)
+        request = GenerationRequest(
+            prompt=Tokens(tokens=prompt_of(prompt, _VOCABULARY, number)),
+            sampling=Sampling(temperature=0),
+            max_tokens=tokens,
+            ignore_eos=True,
+        )
+        self._worker.send(Generate(stream=number, request=request))
+        return number
+
+    def turns(self) -> Iterator[tuple[float, Turn]]:
+        """Each turn with the time it arrived."""
+        for message in self._worker.messages():
+            if isinstance(message, StreamFailed):
+                raise RuntimeError(message.error.message)
+            if isinstance(message, Turn):
+                yield time.perf_counter(), message
+
+    def together(self, count: int, tokens: int) -> _Run:
+        """`count` streams of `tokens` each, counted from when all of them decode."""
+        prompting = {self.start(_SHORT, tokens) for _ in range(count)}
+        running = set(prompting)
+        start_s, start, drawn = 0.0, TurnStats(), 0
+        for now, turn in self.turns():
+            if not prompting:
+                drawn += sum(len(delta.tokens) for delta in turn.deltas)
+            prompting -= {delta.stream for delta in turn.deltas if delta.tokens}
+            running -= {delta.stream for delta in turn.deltas if delta.finish}
+            if not drawn:
+                start_s, start = now, turn.stats
+            if not running:
+                counted = max(1, turn.stats.turns - start.turns)
+                return _Run(drawn / (now - start_s), (turn.stats.seats - start.seats) / counted)
+        raise RuntimeError(f"the worker left: {self._worker.log.read_text()[-500:]}")
+
+    def first_token_s(self, before: int) -> float:
+        """Seconds to the first token of a short prompt that comes after `before` long ones."""
+        running = {self.start(_LONG, 2) for _ in range(before)}
+        start = time.perf_counter()
+        chat = self.start(_SHORT, 2)
+        running.add(chat)
+        first = 0.0
+        for now, turn in self.turns():
+            if not first and any(delta.stream == chat and delta.tokens for delta in turn.deltas):
+                first = now - start
+            running -= {delta.stream for delta in turn.deltas if delta.finish}
+            if not running:
+                return first
+        raise RuntimeError(f"the worker left: {self._worker.log.read_text()[-500:]}")
+
+
+def _aggregate(
+    bench: Bench, streams: _Streams, mode: str, conditions: dict[str, Any]
+) -> Iterator[Row]:
+    alone = 0.0
+    for count in STREAMS:
+        tokens = 12 if bench.quick else 48
+        runs = [streams.together(count, tokens) for _ in range(2 * bench.rounds)]
+        row = Row(
+            name=f"{mode}, {count} streams",
+            unit="tok/s",
+            samples=[run.rate for run in runs],
+            conditions=conditions,
+        )
+        alone = alone or row.median
+        yield row
+        yield Row(
+            name=f"{mode}, {count} streams: gain over one",
+            unit="x",
+            samples=[run.rate / alone for run in runs],
+            conditions=conditions,
+        )
+        yield Row(
+            name=f"{mode}, {count} streams: mean occupancy",
+            unit="seats",
+            samples=[run.occupancy for run in runs],
+            conditions=conditions,
+        )
+
+
+def _behind(
+    bench: Bench, streams: _Streams, mode: str, conditions: dict[str, Any]
+) -> Iterator[Row]:
+    for before in (0, 8):
+        yield Row(
+            name=f"{mode}, first token behind {before} prompts of {_LONG}",
+            unit="s",
+            samples=[streams.first_token_s(before) for _ in range(bench.rounds)],
+            conditions=conditions,
+        )
