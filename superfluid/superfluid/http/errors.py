@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -22,6 +24,8 @@ from superfluid_compat.errors import (
 
 _log = logging.getLogger(__name__)
 RETRY_AFTER_S = 1
+_LONGEST_SHOWN: Final = 60
+_PLAIN: Final = frozenset({"str", "int", "float", "bool"})
 
 
 def body(error: SuperfluidError) -> dict[str, Any]:
@@ -45,18 +49,42 @@ def response(error: SuperfluidError) -> JSONResponse:
 
 def of_validation(error: ValidationError) -> RequestError:
     """The first complaint of pydantic, in our words."""
-    first = error.errors(include_url=False, include_input=False)[0]
+    complaints = error.errors(include_url=False)
+    first = complaints[0]
     if first["type"] == "json_invalid":
         return MalformedRequest(f"the body is not JSON: {first.get('ctx', {}).get('error')}")
-    field = ".".join(str(part) for part in first["loc"] if not _is_branch(part))
+    field = _field(first)
     if not field:
-        return MalformedRequest(f"the body has the wrong shape: {first['msg']}")
-    return InvalidField(f"{field}: {first['msg']}", param=field)
+        return MalformedRequest(f"the body is {_shown(first['input'])}, wanted an object")
+    if first["type"] == "missing":
+        return InvalidField(f"{field} is missing, wanted it", param=field)
+    # A union complains once for each of its branches.
+    wanted = dict.fromkeys(_wanted(each) for each in complaints if _field(each) == field)
+    return InvalidField(
+        f"{field} is {_shown(first['input'])}, wanted {' or '.join(wanted)}", param=field
+    )
+
+
+def _field(complaint: ErrorDetails) -> str:
+    return ".".join(str(part) for part in complaint["loc"] if not _is_branch(part))
 
 
 def _is_branch(part: int | str) -> bool:
-    """Pydantic names the branch of a union (`list[int]`, `function-before[...]`) in the path."""
-    return isinstance(part, str) and not part.isidentifier()
+    """Pydantic names the branch of a union (`str`, `list[int]`, `function-before[...]`) in the
+    path."""
+    return isinstance(part, str) and (part in _PLAIN or not part.isidentifier())
+
+
+def _wanted(complaint: ErrorDetails) -> str:
+    return complaint["msg"].removeprefix("Input should be ")
+
+
+def _shown(value: Any) -> str:
+    """A JSON value in a few words."""
+    if isinstance(value, list | dict):
+        return "an array" if isinstance(value, list) else "an object"
+    text = json.dumps(value[:_LONGEST_SHOWN] if isinstance(value, str) else value)
+    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
 
 
 async def on_superfluid(request: Request, error: Exception) -> JSONResponse:
