@@ -22,8 +22,7 @@ from superfluid_compat.errors import (
 from superfluid_workerd.adapter import Adapter
 from superfluid_workerd.link.answers import Facts, InstallPlan
 from superfluid_workerd.link.refusals import in_words, refusal
-from superfluid_workerd.options import resolve
-from superfluid_workerd.registry import load_adapter
+from superfluid_workerd.registry import checked_options, load_adapter
 
 Arguments = argparse.Namespace
 Command = Callable[[Adapter, Arguments, bytes], Any]
@@ -80,13 +79,6 @@ def _options(adapter: Adapter, call: Arguments) -> dict[str, Any]:
     except msgspec.MsgspecError as error:
         raise BadOptionValue(f"--options is no JSON object: {error}", param="options") from error
     return checked_options(adapter, given)
-
-
-def checked_options(adapter: Adapter, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Every option of the adapter with its value. Raises `UnknownOption`, `BadOptionValue`."""
-    named = {name: value for name, value in given.items() if value is not None}
-    resolved = resolve(adapter.options(), [("daemon", named)])
-    return {name: found.value for name, found in resolved.items()}
 
 
 def _read(given: bytes, kind: Any) -> Any:

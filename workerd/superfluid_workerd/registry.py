@@ -1,17 +1,18 @@
-"""Adapters by id, from the entry points of the group `superfluid.adapters`."""
+"""Adapters by id, from the entry points of the group `superfluid.adapters`, and their options."""
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Final
+from typing import Any, Final
 
 from superfluid_compat import numbers
 from superfluid_compat.errors import RuntimeBroken, SuperfluidError, UnknownAdapter
 from superfluid_compat.verdicts import require_number
 from superfluid_workerd.adapter import Adapter
 from superfluid_workerd.link.refusals import in_words
-from superfluid_workerd.options import nearest
+from superfluid_workerd.options import nearest, resolve
 
 GROUP: Final = "superfluid.adapters"
 
@@ -43,6 +44,13 @@ def load_adapter(name: str) -> Adapter:
             fix=f"reinstall {_distribution(point)}",
         )
     return adapter
+
+
+def checked_options(adapter: Adapter, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option of the adapter with its value. Raises `UnknownOption`, `BadOptionValue`."""
+    named = {name: value for name, value in given.items() if value is not None}
+    resolved = resolve(adapter.options(), [("daemon", named)])
+    return {name: found.value for name, found in resolved.items()}
 
 
 def _find(name: str) -> EntryPoint:

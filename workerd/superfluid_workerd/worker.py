@@ -32,7 +32,6 @@ from superfluid_compat.errors import (
 from superfluid_compat.verdicts import require_number
 from superfluid_workerd.adapter import Adapter, OpenRequest
 from superfluid_workerd.codec.chat import ChatCodec
-from superfluid_workerd.commands import checked_options
 from superfluid_workerd.executor import Executor, Rejected
 from superfluid_workerd.intake import Intake
 from superfluid_workerd.link.frames import (
@@ -54,6 +53,7 @@ from superfluid_workerd.link.frames import (
 )
 from superfluid_workerd.link.refusals import in_words, refusal
 from superfluid_workerd.link.transport import Link
+from superfluid_workerd.registry import checked_options
 from superfluid_workerd.turns import Policy
 
 _PROGRESS_S: Final = 0.05

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from superfluid_adapter_native import adapter
-from superfluid_workerd.commands import checked_options
 from superfluid_workerd.conformance import (
     AdapterContract,
     Case,
     RuntimeContract,
     TokenizerContract,
 )
+from superfluid_workerd.registry import checked_options
 from support.tiny_models import TinyModel, write_model
 
 KINDS: dict[str, tuple[TinyModel, bool, float]] = {

@@ -18,7 +18,7 @@ from superfluid_workerd.adapter import (
     Runtime,
     SequenceId,
 )
-from superfluid_workerd.commands import checked_options
+from superfluid_workerd.registry import checked_options
 
 if TYPE_CHECKING:
     from superfluid_workerd.adapter import Logits

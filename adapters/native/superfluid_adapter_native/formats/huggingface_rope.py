@@ -7,14 +7,12 @@ Formulas: `modeling_rope_utils.py` of `transformers` (`_compute_llama3_parameter
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from superfluid_adapter_native.formats.huggingface_fields import Config
 from superfluid_compat.errors import ModelDamaged, UnsupportedArchitecture
-
-if TYPE_CHECKING:
-    from superfluid_adapter_native.formats.huggingface_config import Config
 
 Settings = dict[str, Any]
 Vectors = dict[str, tuple[float, ...]]
