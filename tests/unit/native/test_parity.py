@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,9 @@ import pytest
 from tokenizers import Tokenizer as Engine
 from tokenizers.models import WordLevel
 
+from superfluid_adapter_native import loading
+from superfluid_adapter_native.config import ModelConfig, configure
+from superfluid_adapter_native.formats.source import ModelSource
 from superfluid_workerd.adapter import Feed
 from support.llamacpp import LlamaCpp
 from support.native_models import ignore, one_by_one, opened, whole
@@ -189,3 +193,23 @@ def test_a_folder_gives_what_its_gguf_gives(
     with opened(folder, kernels, exact=True, cache_bytes=0) as loaded:
         assert np.array_equal(whole(loaded.runtime, tokens()), found)
     assert off(found, plain_logits(spec, tokens())) < EXACT
+
+
+@pytest.mark.parametrize("step", [-1, 1])
+def test_a_window_off_by_one_is_past_twice_the_limit(
+    step: int, tmp_path: Path, kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_model(tmp_path / "m.gguf", MODELS["gemma3"])
+    with LlamaCpp(path, vocab_only=False) as oracle:
+        wanted = oracle.logits(tokens())
+
+    def faulty(source: ModelSource) -> ModelConfig:
+        config = configure(source)
+        layers = [
+            replace(one, window=one.window + step) if one.window else one for one in config.layers
+        ]
+        return replace(config, layers=tuple(layers))
+
+    monkeypatch.setattr(loading, "configure", faulty)
+    with opened(path, kernels, exact=True) as loaded:
+        assert off(whole(loaded.runtime, tokens()), wanted) > 2 * LLAMACPP
