@@ -54,7 +54,7 @@ class KVCache:
         if capacity < 1 or (limit is not None and limit < 1):
             raise OutOfBoundary(f"a KV cache of {capacity} rows was asked for, wanted at least 1")
         self.layers = layers
-        self.kind = kind
+        self.kind: KVType = kind
         self.limit = limit
         self._first = capacity if limit is None else min(capacity, limit)
         self._rows = [0] * len(layers)

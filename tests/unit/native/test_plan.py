@@ -10,6 +10,7 @@ import pytest
 
 from superfluid_adapter_native.config import configure
 from superfluid_adapter_native.formats.open import open_source
+from superfluid_adapter_native.kv_cache import KVType
 from superfluid_adapter_native.plan import Ask, MemoryPlan, make_plan
 from superfluid_compat.errors import BadOptionValue, DoesNotFit
 from support.native_models import opened, whole
@@ -85,10 +86,8 @@ def test_what_cannot_fit_is_refused_with_the_budget_that_would(model: Path) -> N
 
 
 def test_smaller_kv_types_take_less(model: Path) -> None:
-    sizes = [
-        planned(model, replace(ASK, kv_type=kind), 4096 * MIB).parts["kv"]
-        for kind in ("f32", "f16", "q8_0")
-    ]
+    kinds: tuple[KVType, ...] = ("f32", "f16", "q8_0")
+    sizes = [planned(model, replace(ASK, kv_type=kind), 4096 * MIB).parts["kv"] for kind in kinds]
     assert sizes[0] == 2 * sizes[1]
     assert sizes[2] < sizes[1]
 

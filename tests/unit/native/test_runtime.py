@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,7 +85,12 @@ def test_an_export_opens_only_with_the_same_settings(
         whole(loaded.runtime, PROMPT, sequence)
         payload = loaded.runtime.seq_export(sequence)
     other = write_model(tmp_path / "m.gguf", TinyModel("llama", seed=2))
-    for path, options in ((model, {"kv_type": "f16"}), (model, {"layers": (0,)}), (other, {})):
+    cases: list[tuple[Path, dict[str, Any]]] = [
+        (model, {"kv_type": "f16"}),
+        (model, {"layers": (0,)}),
+        (other, {}),
+    ]
+    for path, options in cases:
         with (
             opened(path, kernels, **options) as loaded,
             pytest.raises(Unsupported, match="another model or other settings"),
