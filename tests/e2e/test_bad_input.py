@@ -48,7 +48,7 @@ def checked(line: str, *words: str) -> str:
 
 
 def serve(arguments: list[str], home: Path, **extra: str) -> Ended:
-    return run(["serve", "--port", "0", *arguments], home, **extra)
+    return run(["serve", "--port", "0", *arguments], home, 120.0, **extra)
 
 
 @pytest.fixture

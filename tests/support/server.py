@@ -78,7 +78,7 @@ def run(arguments: Sequence[str], home: Path, timeout_s: float = 120.0, **extra:
 
 @contextlib.contextmanager
 def serving(arguments: Sequence[str], home: Path, **extra: str) -> Iterator[Server]:
-    """`superfluid serve ARGUMENTS` on a free port, until the block ends."""
+    """`superfluid serve ARGUMENTS` on a free port, until the block ends; a group of its own."""
     home.mkdir(parents=True, exist_ok=True)
     errors = home / f"stderr-{os.urandom(4).hex()}"
     with errors.open("w") as stderr:
@@ -89,6 +89,7 @@ def serving(arguments: Sequence[str], home: Path, **extra: str) -> Iterator[Serv
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
+            process_group=0,
         )
     out: list[str] = []
     server = Server(process, out, errors)
