@@ -435,6 +435,9 @@ BAD: Final = {
     "empty stop": field('"stop": [""]', "stop string has 0 characters", "wanted 1 to"),
     "stop": field('"stop": 7', "stop is 7", "wanted a valid string or a valid array"),
     "bias": field('"logit_bias": {"x": 1}', "logit_bias names token 'x'", "wanted a token id"),
+    "bias in words": field('"logit_bias": {"1": "x"}', 'logit_bias.1 is "x", wanted a number'),
+    "endless bias": field(f'"logit_bias": {{"1": {"9" * 400}}}', "logit_bias.1 is 999", "number"),
+    "nan bias": field('"logit_bias": {"1": NaN}', "logit_bias", "nan", "wanted"),
     "token": Bad(b'{"prompt": [999999]}', ("token 999999", "0 to 258")),
     "negative token": Bad(b'{"prompt": [-1]}', ("-1", "wanted a token id")),
     "no prompt": Bad(b'{"max_tokens": 3}', ("prompt is missing",)),
@@ -494,6 +497,29 @@ def test_a_body_of_100_mib(server: Server) -> None:
     error_of(found, 413, "body_too_large")
     assert psutil.Process(server.pid).memory_info().rss - before < 64 << 20
     assert complete(server) == "llo world. He"
+
+
+@pytest.mark.parametrize(
+    ("path", "head", "item", "tail"),
+    [
+        ("completions", b'{"prompt": [', b"[]", b"{}]}"),
+        ("completions", b'{"prompt": [', b"{}", b"{}]}"),
+        ("completions", b'{"prompt": "a", "stop": [', b"7", b"7]}"),
+        ("completions", b'{"prompt": "a", "logit_bias": {', b'"1": []', b'"2": []}}'),
+        ("chat/completions", b'{"messages": [', b"7", b"7]}"),
+        ("detokenize", b'{"tokens": [', b"[]", b"[]]}"),
+    ],
+)
+def test_a_body_with_a_million_faults_costs_no_more_than_its_size(
+    server: Server, path: str, head: bytes, item: bytes, tail: bytes
+) -> None:
+    body = head + (item + b",") * 1_000_000 + tail
+    before = psutil.Process(server.pid).cpu_times().user
+    found = httpx.post(f"{server.url}/v1/{path}", content=body, timeout=60)
+    assert found.status_code == 400
+    assert len(found.content) < 1000
+    # One error record for each fault would take 15 s or more.
+    assert psutil.Process(server.pid).cpu_times().user - before < 5
 
 
 def test_bytes_that_are_no_http(server: Server) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from superfluid.http import errors
 from superfluid_compat.errors import Cancelled
+
+T = TypeVar("T")
+Many: TypeAlias = Annotated[list[T], Field(fail_fast=True)]
+"""A list whose first wrong item ends the check: a million of them would be a million errors."""
 
 
 class Body(BaseModel):

@@ -55,13 +55,13 @@ def of_validation(error: ValidationError) -> RequestError:
         return MalformedRequest(f"the body is not JSON: {first.get('ctx', {}).get('error')}")
     field = _field(first)
     if not field:
-        return MalformedRequest(f"the body is {_shown(first['input'])}, wanted an object")
+        return MalformedRequest(f"the body is {shown(first['input'])}, wanted an object")
     if first["type"] == "missing":
         return InvalidField(f"{field} is missing, wanted it", param=field)
     # A union complains once for each of its branches.
     wanted = dict.fromkeys(_wanted(each) for each in complaints if _field(each) == field)
     return InvalidField(
-        f"{field} is {_shown(first['input'])}, wanted {' or '.join(wanted)}", param=field
+        f"{field} is {shown(first['input'])}, wanted {' or '.join(wanted)}", param=field
     )
 
 
@@ -79,7 +79,7 @@ def _wanted(complaint: ErrorDetails) -> str:
     return complaint["msg"].removeprefix("Input should be ")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A JSON value in a few words."""
     if isinstance(value, list | dict):
         return "an array" if isinstance(value, list) else "an object"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from superfluid.http import bodies
 from superfluid.http.openai.common import Choice, GenerationBody
 from superfluid.supervisor.service import Stream
 from superfluid_compat.errors import InvalidField
@@ -17,12 +18,12 @@ from superfluid_workerd.link.frames import (
 
 
 class ChatBody(GenerationBody):
-    messages: list[dict[str, Any]]
+    messages: bodies.Many[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: bodies.Many[dict[str, Any]] | None = None
     response_format: dict[str, Any] | None = None
 
     def generation_requests(self) -> list[GenerationRequest]:

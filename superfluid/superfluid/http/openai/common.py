@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import secrets
+import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from superfluid.http import bodies, sse, streams
+from superfluid.http import bodies, errors, sse, streams
 from superfluid.http.settings import HttpSettings
 from superfluid.supervisor.service import ServedModel, Service, Stream
 from superfluid_compat.errors import InvalidField, UnknownModel
@@ -51,15 +52,15 @@ class GenerationBody(bodies.Body, abc.ABC):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Any] | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | bodies.Many[str] | None = None
+    stop_token_ids: bodies.Many[int] | None = None
     ignore_eos: bool = False
 
     def sampling(self, logprobs: int | None) -> Sampling:
         seed = secrets.randbelow(_SEEDS) if self.seed is None else self.seed
-        bias = {_token(key): value for key, value in (self.logit_bias or {}).items()}
+        bias = {_token(key): _bias(key, value) for key, value in (self.logit_bias or {}).items()}
         return Sampling(
             seed=seed,
             logprobs=logprobs,
@@ -114,6 +115,15 @@ def _token(key: str) -> int:
     if not (key.isascii() and key.isdigit()):
         raise InvalidField(f"logit_bias names token {key!r}, wanted a token id", param="logit_bias")
     return int(key)
+
+
+def _bias(key: str, value: Any) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or abs(value) > sys.float_info.max:
+        raise InvalidField(
+            f"logit_bias.{key} is {errors.shown(value)}, wanted a number", param="logit_bias"
+        )
+    return float(value)
 
 
 def _seeded(sampling: Sampling, index: int) -> Sampling:

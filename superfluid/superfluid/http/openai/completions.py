@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from superfluid.http.bodies import Many
 from superfluid.http.openai.common import Choice, GenerationBody
 from superfluid.supervisor.service import Stream
 from superfluid_compat.errors import InvalidField
@@ -21,7 +22,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionBody(GenerationBody):
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Many[str] | Many[int] | Many[Many[int]]
     logprobs: int | None = None
     best_of: int | None = None
     echo: bool = False

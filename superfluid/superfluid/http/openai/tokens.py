@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from superfluid.http.bodies import Body
+from superfluid.http.bodies import Body, Many
 from superfluid_compat.errors import InvalidField
 from superfluid_workerd.link import frames
 
@@ -14,7 +14,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Many[dict[str, Any]] | None = None
     add_special_tokens: bool = True
     parse_special: bool = False
     return_token_strs: bool = False
@@ -35,4 +35,4 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     model: str | None = None
-    tokens: list[int]
+    tokens: Many[int]
