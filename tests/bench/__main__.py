@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for row in _rows(section, bench):
                 rows.append({**msgspec.to_builtins(row), "median": row.median})
                 console.print(line(row), markup=False)
-        except (OSError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
             report["failed"][section] = f"{type(error).__name__}: {error}"
             console.print(f"  not measured: {report['failed'][section]}", markup=False)
     target = call.json or _ROOT / "bench-results" / name

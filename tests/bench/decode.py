@@ -8,7 +8,7 @@ from functools import partial
 
 import httpx
 
-from bench.engines import Engine, Measured, Order, measure
+from bench.engines import Engine, Measured, Order, measure, prepare
 from bench.rows import Bench, Row, alternate, ratios
 from support.server import serving
 
@@ -29,7 +29,7 @@ def rows(bench: Bench) -> Iterator[Row]:
             )
             for engine in _ENGINES
         }
-        measure(orders["native"])
+        prepare(orders["native"])
         found = alternate(bench.rounds, {name: partial(measure, it) for name, it in orders.items()})
         yield from compare(found, {"file": bench.model.name, "threads": threads, "kv": "f32"})
     yield from _over_http(bench)

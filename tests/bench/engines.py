@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -22,7 +23,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """What to measure. `cap` is native's `cache-bytes`, `budget` the plan's bound, in bytes.
 
     `repack` is llama.cpp's own arrangement of weights, without it the file is only mapped.
-    `group` is a cgroup to join first.
+    `group` is a cgroup to join first. `prepare` compiles what lacks: a run of its own, since a
+    worker that holds a model only reads.
     """
 
     engine: Engine
@@ -40,6 +42,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     repack: bool = True
     cold: bool = False
     group: str | None = None
+    prepare: bool = False
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +77,11 @@ class Clock:
 
 class Killed(RuntimeError):
     """The system ended the process."""
+
+
+def prepare(order: Order) -> None:
+    """Have what `order` needs compiled, in a process that measures nothing."""
+    measure(msgspec.structs.replace(order, prepare=True, tokens=1, group=None, budget=None))
 
 
 def measure(order: Order, timeout_s: float = 900.0) -> Measured:
@@ -113,22 +121,32 @@ def peak_rss() -> int:
 
 
 def _native(order: Order) -> Measured:
-    from superfluid_workerd.adapter import Feed
-    from support.native_models import ignore, opened
+    from superfluid_adapter_native.adapter import OPTIONS, NativeAdapter
+    from superfluid_workerd.adapter import Feed, OpenRequest
+    from support.native_models import ignore
 
-    options: dict[str, Any] = {"exact": order.exact, "kv_type": order.kv_type}
+    shared, model = Path(order.shared), Path(order.model)
+    options = {one.name: one.default for one in OPTIONS}
+    options |= {"exact": order.exact, "kv-type": order.kv_type}
     if order.cap is not None:
-        options["cache_bytes"] = order.cap
+        options["cache-bytes"] = order.cap
+    adapter = NativeAdapter()
+    if order.prepare:
+        adapter.prepare(adapter.facts(model), options, shared, lambda done, total: None)
     start = time.perf_counter()
-    with opened(
-        Path(order.model),
-        Path(order.shared),
-        context=order.context,
-        lanes=order.sequences,
-        threads=order.threads,
-        memory_budget=order.budget,
-        **options,
-    ) as loaded:
+    loaded = adapter.open(
+        OpenRequest(
+            model=model,
+            scratch=shared,
+            shared=shared,
+            context=order.context,
+            lanes=order.sequences,
+            threads=order.threads,
+            memory_budget=order.budget,
+            options=options,
+        )
+    )
+    with contextlib.closing(loaded.runtime):
         load_s = time.perf_counter() - start
         runtime = loaded.runtime
         size = runtime.describe().vocabulary

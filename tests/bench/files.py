@@ -18,9 +18,12 @@ SHAPES: Final = {
 
 
 def model(folder: Path, shape: str, kind: str) -> Path:
-    """The file of `shape` with every matrix of type `kind`, written unless it is there."""
-    path = folder / f"llama-{shape}-{kind}.gguf"
+    """The file of `shape` with every matrix of type `kind`, written unless it is there.
+
+    Each has a folder of its own, since the seed runtime looks at a file's neighbours."""
+    path = folder / f"{shape}-{kind}" / f"llama-{shape}-{kind}.gguf"
     if not path.exists():
+        path.parent.mkdir(exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}")
         write_model(fresh, replace(SHAPES[shape], types={"*": kind})).rename(path)
     return path

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench import files
-from bench.engines import Order, measure, prompt_of
+from bench.engines import Order, prepare, prompt_of
 from bench.rows import MIB, Bench, Row
 from superfluid_workerd.link.frames import (
     Generate,
@@ -39,7 +39,7 @@ def rows(bench: Bench) -> Iterator[Row]:
     """Resident, and streaming from a file four times the cap; then a chat behind long prompts."""
     model = files.model(bench.place("models"), "125M", "Q4_K")
     shared = str(bench.place("kernels"))
-    measure(Order(engine="native", model=str(model), shared=shared, tokens=1))
+    prepare(Order(engine="native", model=str(model), shared=shared))
     size = model.stat().st_size
     for mode, cap in (("resident", size), ("streaming", size // 4)):
         conditions = {"file": model.name, "cap_mib": cap // MIB, "threads": 2}
@@ -53,7 +53,7 @@ def rows(bench: Bench) -> Iterator[Row]:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What several streams got while all of them decoded."""
+    """What several streams got, their prompts counted as time and not as tokens."""
 
     rate: float
     occupancy: float
@@ -65,6 +65,7 @@ class _Streams:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._numbers = itertools.count(1)
+        self._stats = TurnStats()
 
     def load(self, model: Path, shared: str, cap: int) -> None:
         """Raises `RuntimeError` when the model does not load."""
@@ -100,23 +101,18 @@ class _Streams:
             if isinstance(message, StreamFailed):
                 raise RuntimeError(message.error.message)
             if isinstance(message, Turn):
+                self._stats = message.stats
                 yield time.perf_counter(), message
 
     def together(self, count: int, tokens: int) -> _Run:
-        """`count` streams of `tokens` each, counted from when all of them decode."""
-        prompting = {self.start(_SHORT, tokens) for _ in range(count)}
-        running = set(prompting)
-        start_s, start, drawn = 0.0, TurnStats(), 0
+        """`count` streams of `tokens` each, from the first one's sending to the last one's end."""
+        before, start = self._stats, time.perf_counter()
+        running = {self.start(_SHORT, tokens) for _ in range(count)}
         for now, turn in self.turns():
-            if not prompting:
-                drawn += sum(len(delta.tokens) for delta in turn.deltas)
-            prompting -= {delta.stream for delta in turn.deltas if delta.tokens}
             running -= {delta.stream for delta in turn.deltas if delta.finish}
-            if not drawn:
-                start_s, start = now, turn.stats
             if not running:
-                counted = max(1, turn.stats.turns - start.turns)
-                return _Run(drawn / (now - start_s), (turn.stats.seats - start.seats) / counted)
+                turns, seats = turn.stats.turns - before.turns, turn.stats.seats - before.seats
+                return _Run(count * tokens / (now - start), seats / turns)
         raise RuntimeError(f"the worker left: {self._worker.log.read_text()[-500:]}")
 
     def first_token_s(self, before: int) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from bench import cgroups, files, reading, seed
-from bench.engines import Killed, Measured, Order, measure
+from bench.engines import Killed, Measured, Order, measure, prepare
 from bench.rows import MIB, Bench, Row, alternate, ratios
 
 _MANY = 8
@@ -37,7 +37,7 @@ def _order(bench: Bench, model: Path, **more: Any) -> Order:
 
 def _resident(bench: Bench, kind: str) -> Iterator[Row]:
     model = files.model(bench.place("models"), "125M", kind)
-    measure(_order(bench, model, tokens=1))
+    prepare(_order(bench, model))
     for threads in (1, 2):
         conditions = {"file": model.name, "types": kind, "threads": threads, "start": "warm"}
         ours = _order(bench, model, threads=threads)
@@ -90,6 +90,7 @@ def _streaming(bench: Bench) -> Iterator[Row]:
     model = files.model(bench.place("models"), "125M", "Q4_K")
     cap = model.stat().st_size // 2
     one = _order(bench, model, cap=cap)
+    prepare(one)
     conditions = {
         "file": model.name,
         "cap_mib": cap >> 20,
@@ -134,6 +135,17 @@ def _sharing(
         note = f"{single[0].streamed >> 20} MiB" if name.startswith("R") else ""
         yield Row(name=name, unit="s", samples=some, note=note, conditions=conditions)
     r, c, c8, t, t8 = (statistics.median(some) for some in samples.values())
+    for name, turn, bound in (
+        ("one sequence", t, max(r, c)),
+        (f"{_MANY} sequences", t8, max(r, c8)),
+    ):
+        yield Row(
+            name=f"turn of {name} over what bounds it",
+            unit="x",
+            samples=[turn / bound],
+            note="the longer of reading and computing",
+            conditions=conditions,
+        )
     allowed = _MANY * max(r, c) / max(r, c8)
     reached = _MANY * t / t8
     yield Row(
@@ -175,16 +187,13 @@ def _little_memory(bench: Bench) -> Iterator[Row]:
             yield Row(name="in a cgroup", unit="", samples=[0], note="none can be had here")
             return
         order = _order(
-            bench, model, context=64, prompt=8, tokens=4 if bench.quick else 8, cold=True,
-            budget=limit - _MARGIN, group=str(group),
+            bench, model, context=32, prompt=8, tokens=4 if bench.quick else 8, cold=True,
+            budget=limit - _MARGIN, group=str(group), kv_type="f16",
         )  # fmt: skip
+        prepare(order)
         conditions = {"file": model.name, "cgroup_mib": limit >> 20, "file_is": "cold"}
         plain = msgspec.structs.replace(order, engine="llamacpp", repack=False)
-        calls = {
-            "native": partial(measure, order),
-            "llamacpp": partial(measure, plain),
-            "native, 8": partial(measure, msgspec.structs.replace(order, sequences=_MANY)),
-        }
+        calls = {"native": partial(measure, order), "llamacpp": partial(measure, plain)}
         try:
             found = alternate(bench.rounds, calls)
         except Killed as error:
@@ -192,15 +201,15 @@ def _little_memory(bench: Bench) -> Iterator[Row]:
             return
         for name, samples in found.items():
             yield from _figures(f"{name}, in a cgroup", samples, conditions)
+        single = found["native"]
         yield Row(
             name="native decode over llama.cpp's plain map",
             unit="x",
-            samples=ratios(
-                [one.rate for one in found["native"]], [one.rate for one in found["llamacpp"]]
-            ),
+            samples=ratios([one.rate for one in single], [one.rate for one in found["llamacpp"]]),
             wanted="1.5 or more",
             conditions=conditions,
         )
-        yield from _sharing(
-            bench, model, order, found["native"], found["native, 8"], conditions, group
-        )
+        eight = msgspec.structs.replace(order, sequences=_MANY)
+        many = [measure(eight) for _ in range(2 * bench.rounds)]
+        yield from _figures(f"native, {_MANY} sequences, in a cgroup", many, conditions)
+        yield from _sharing(bench, model, order, single, many, conditions, group)
