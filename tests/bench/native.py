@@ -16,6 +16,7 @@ from bench.engines import Killed, Measured, Order, measure, prepare
 from bench.rows import MIB, Bench, Row, alternate, ratios
 
 _MANY = 8
+_SHORT, _LONG = 32, 1500
 _MARGIN = 16 * MIB
 """What a cgroup counts beside the process itself."""
 
@@ -24,6 +25,7 @@ def rows(bench: Bench) -> Iterator[Row]:
     """Every figure of the native runtime's own."""
     for kind in ("Q4_K", "Q8_0"):
         yield from _resident(bench, kind)
+    yield from _long(bench)
     yield from _streaming(bench)
     yield from _little_memory(bench)
 
@@ -83,6 +85,27 @@ def _figures(name: str, samples: list[Measured], conditions: dict[str, Any]) -> 
         note=f"plan {samples[0].plan >> 20} MiB" if samples[0].plan else "",
         conditions=conditions,
     )  # fmt: skip
+
+
+def _long(bench: Bench) -> Iterator[Row]:
+    """What a token costs late in a stream, over what it costs early."""
+    model = files.model(bench.place("models"), "125M", "Q4_K")
+    early = _order(bench, model, threads=1, prompt=_SHORT, context=_LONG + 64)
+    for engine in ("native", "llamacpp"):
+        first = msgspec.structs.replace(early, engine=engine)
+        late = msgspec.structs.replace(first, prompt=_LONG)
+        found = alternate(
+            bench.rounds, {"early": partial(measure, first), "late": partial(measure, late)}
+        )
+        yield Row(
+            name=f"{engine}, token {_LONG} over token {_SHORT}, processor time",
+            unit="x",
+            samples=ratios(
+                [one.turn_cpu_s for one in found["late"]],
+                [one.turn_cpu_s for one in found["early"]],
+            ),
+            conditions={"file": model.name, "threads": 1, "kv": early.kv_type},
+        )
 
 
 def _streaming(bench: Bench) -> Iterator[Row]:
