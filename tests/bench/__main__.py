@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -34,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
     folder = _ROOT / ".cache" / "bench"
     folder.mkdir(parents=True, exist_ok=True)
-    bench = Bench(default_model(), folder, call.quick)
+    bench = Bench(folder, call.quick)
     facts = machine.describe()
     name = facts["date"].replace(":", "") + ".json"
     report: dict[str, Any] = {"machine": facts, "quick": call.quick, "sections": {}, "failed": {}}
@@ -46,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             for row in _rows(section, bench):
                 rows.append({**msgspec.to_builtins(row), "median": row.median})
-                console.print(line(row), markup=False)
+                console.print(row.line(), markup=False)
         except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
             report["failed"][section] = f"{type(error).__name__}: {error}"
             console.print(f"  not measured: {report['failed'][section]}", markup=False)
@@ -61,26 +60,6 @@ def _rows(section: str, bench: Bench) -> Iterator[Row]:
     module = importlib.import_module(f"bench.{section}")
     found: Iterator[Row] = module.rows(bench)
     return found
-
-
-def line(row: Row) -> str:
-    """`row` as one line: median, spread, aim, conditions."""
-    figure = f"{row.median:10.4g} {row.unit:<8}"
-    spread = f"{min(row.samples):.4g} to {max(row.samples):.4g}"
-    facts = " ".join(f"{key}={value}" for key, value in row.conditions.items())
-    wanted = f"wanted {row.wanted}" if row.wanted else ""
-    return "  ".join(filter(None, [f"  {row.name:<46}{figure}", spread, wanted, row.note, facts]))
-
-
-def default_model() -> Path:
-    """The default model: `SUPERFLUID_TEST_MODEL`, or where `make bench` had it pulled to."""
-    given = os.environ.get("SUPERFLUID_TEST_MODEL")
-    if given:
-        return Path(given)
-    pull = [sys.executable, "-m", "superfluid", "models", "pull", "gemma-3-270m"]
-    home = {**os.environ, "SUPERFLUID_HOME": str(_ROOT / ".cache" / "test-home")}
-    done = subprocess.run(pull, env=home, stdout=subprocess.PIPE, text=True, check=True)
-    return Path(done.stdout.strip())
 
 
 if __name__ == "__main__":

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import httpx
 
+from bench import files
 from bench.engines import Engine, Measured, Order, measure, prepare
 from bench.rows import Bench, Row, alternate, ratios
 from support.server import serving
@@ -17,12 +19,12 @@ _ENGINES: tuple[Engine, ...] = ("native", "llamacpp")
 
 def rows(bench: Bench) -> Iterator[Row]:
     """Rates, and ours over llama.cpp's, sample by sample."""
-    shared = str(bench.place("kernels"))
+    shared, model = str(bench.place("kernels")), files.default_model()
     for threads in (1, 2):
         orders = {
             engine: Order(
                 engine=engine,
-                model=str(bench.model),
+                model=str(model),
                 shared=shared,
                 threads=threads,
                 tokens=16 if bench.quick else 64,
@@ -31,8 +33,8 @@ def rows(bench: Bench) -> Iterator[Row]:
         }
         prepare(orders["native"])
         found = alternate(bench.rounds, {name: partial(measure, it) for name, it in orders.items()})
-        yield from compare(found, {"file": bench.model.name, "threads": threads, "kv": "f32"})
-    yield from _over_http(bench)
+        yield from compare(found, {"file": model.name, "threads": threads, "kv": "f32"})
+    yield from _over_http(bench, model)
 
 
 def compare(found: dict[str, list[Measured]], conditions: dict[str, object]) -> Iterator[Row]:
@@ -73,10 +75,10 @@ def compare(found: dict[str, list[Measured]], conditions: dict[str, object]) -> 
     )
 
 
-def _over_http(bench: Bench) -> Iterator[Row]:
+def _over_http(bench: Bench, model: Path) -> Iterator[Row]:
     few, many = 4, 36 if bench.quick else 132
     with (
-        serving([str(bench.model), "--threads", "2"], bench.place("home")) as server,
+        serving([str(model), "--threads", "2"], bench.place("home")) as server,
         httpx.Client(base_url=server.url, timeout=600) as client,
     ):
         _completion(client, few)
@@ -88,7 +90,7 @@ def _over_http(bench: Bench) -> Iterator[Row]:
         name="whole of superfluid, decode over HTTP",
         unit="tok/s",
         samples=rates,
-        conditions={"file": bench.model.name, "threads": 2, "streams": 1},
+        conditions={"file": model.name, "threads": 2, "streams": 1},
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -144,7 +145,7 @@ def _aggregate(
             samples=[run.rate for run in runs],
             conditions=conditions,
         )
-        alone = alone or row.median
+        alone = alone or statistics.median(row.samples)
         yield row
         yield Row(
             name=f"{mode}, {count} streams: gain over one",

@@ -187,7 +187,7 @@ def _seed(
     try:
         program = seed.install(bench.folder / f"flatrun-{seed.VERSION}")
     except subprocess.CalledProcessError:
-        yield Row(name="seed runtime", unit="", samples=[0], note="cannot be installed here")
+        yield Row(name="seed runtime", unit="", samples=[], note="cannot be installed here")
         return
     rates = [seed.streaming_rate(program, model, cap) for _ in range(bench.rounds)]
     named = {**conditions, "flatrun": seed.VERSION}
@@ -207,7 +207,7 @@ def _little_memory(bench: Bench) -> Iterator[Row]:
     limit = model.stat().st_size * 6 // 10
     with cgroups.limited(limit) as group:
         if group is None:
-            yield Row(name="in a cgroup", unit="", samples=[0], note="none can be had here")
+            yield Row(name="in a cgroup", unit="", samples=[], note="none can be had here")
             return
         order = _order(
             bench, model, context=32, prompt=8, tokens=4 if bench.quick else 8, cold=True,
@@ -220,7 +220,7 @@ def _little_memory(bench: Bench) -> Iterator[Row]:
         try:
             found = alternate(bench.rounds, calls)
         except Killed as error:
-            yield Row(name="in a cgroup", unit="", samples=[0], note=str(error))
+            yield Row(name="in a cgroup", unit="", samples=[], note=str(error))
             return
         for name, samples in found.items():
             yield from _figures(f"{name}, in a cgroup", samples, conditions)

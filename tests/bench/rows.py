@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -15,7 +15,8 @@ MIB: Final = 1 << 20
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the table. `samples` are in `unit`; `wanted` is the aim, in words.
+    """One line of the table. `samples` are in `unit`, none where `note` says why there is no
+    figure; `wanted` is the aim, in words.
 
     `conditions` says what a repeat needs: file, types, cap, cold or warm, threads.
     """
@@ -28,18 +29,26 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     conditions: dict[str, Any] = {}
 
     @property
-    def median(self) -> float:
-        return statistics.median(self.samples)
+    def median(self) -> float | None:
+        return statistics.median(self.samples) if self.samples else None
+
+    def line(self) -> str:
+        """Median, spread, aim, note and conditions in one line."""
+        figure = "no figure"
+        if self.samples:
+            middle, least, most = self.median, min(self.samples), max(self.samples)
+            figure = f"{middle:10.4g} {self.unit:<7} {least:.4g} to {most:.4g}"
+        facts = " ".join(f"{key}={value}" for key, value in self.conditions.items())
+        wanted = f"wanted {self.wanted}" if self.wanted else ""
+        return "  ".join(filter(None, [f"  {self.name:<52}{figure}", wanted, self.note, facts]))
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
     """What every section gets. `folder` keeps generated files and compiled kernels."""
 
-    model: Path
     folder: Path
     quick: bool = False
-    conditions: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def rounds(self) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 
+from bench import files
 from bench.rows import Bench, Row, alternate
 from support.server import serving
 
@@ -27,14 +28,14 @@ def rows(bench: Bench) -> Iterator[Row]:
     found = alternate(3 * bench.rounds, {name: partial(_run, it) for name, it in commands.items()})
     for name, samples in found.items():
         yield Row(name=name, unit="s", samples=samples, wanted=wanted.get(name, ""))
-    home = bench.place("home")
-    _ready(bench.model, home)
+    home, model = bench.place("home"), files.default_model()
+    _ready(model, home)
     yield Row(
         name="superfluid serve until /health is ok",
         unit="s",
-        samples=[_ready(bench.model, home) for _ in range(2 * bench.rounds)],
+        samples=[_ready(model, home) for _ in range(2 * bench.rounds)],
         wanted="3 s or less",
-        conditions={"file": bench.model.name, "start": "warm"},
+        conditions={"file": model.name, "start": "warm"},
     )
 
 
