@@ -56,6 +56,8 @@ def set_up(level: Level, file: Path | None = None) -> None:
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if file is not None:
         handlers.append(_file_handler(file))
+    # A full disk costs the record alone; by default logging writes a traceback for each.
+    logging.raiseExceptions = False
     for handler in handlers:
         handler.setFormatter(LineFormatter())
     for name in (ROOT, "uvicorn"):

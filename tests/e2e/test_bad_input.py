@@ -134,18 +134,37 @@ def test_a_path_that_is_no_model(
     [
         ("gemma-3-270", ["gemma-3-270 is no file here", "did you mean gemma-3-270m?"]),
         ("qqq", ["qqq is no file here", "or a hub id such as"]),
-        ("./nowhere", ["there is no file ./nowhere", "check the path"]),
     ],
 )
 def test_a_name_of_nothing(home: Path, argument: str, words: list[str]) -> None:
     refused(serve([argument], home), MODEL, *words)
-    if not argument.startswith("."):
-        refused(run(["models", "pull", argument], home), MODEL, *words)
+    refused(run(["models", "pull", argument], home), MODEL, *words)
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("./nowhere", ["there is no file ./nowhere", "check the path"]),
+        ("", ["MODEL is empty", "leave it out for the default"]),
+        ("~nobody-of-that-name/m.gguf", ["names no file", "home", "check the path"]),
+        ("x" * 5000, ["names no file: file name too long", "check the path"]),
+        ("x/" * 3000, ["names no file: file name too long", "check the path"]),
+    ],
+)
+def test_a_path_of_nothing(home: Path, argument: str, words: list[str]) -> None:
+    line = refused(serve([argument], home), MODEL, *words)
+    assert len(line) < 400
 
 
 @pytest.mark.parametrize("command", ["show", "remove"])
-def test_a_model_that_is_not_stored(home: Path, command: str) -> None:
-    refused(run(["models", command, "absent"], home), MODEL, "no model absent is stored here")
+@pytest.mark.parametrize("name", ["absent", "../x", "..", ".", ".locks", ""])
+def test_a_model_that_is_not_stored(home: Path, command: str, name: str) -> None:
+    kept = home / "data" / "models" / ".locks" / "kept"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    words = f"no model {name} is stored here".split()
+    refused(run(["models", command, name], home), MODEL, " ".join(words))
+    assert kept.exists()
 
 
 # Damaged and unknown model files
@@ -375,6 +394,13 @@ def test_a_home_that_is_no_folder(tmp_path: Path) -> None:
     home.touch()
     ended = serve([fake(tmp_path)], home)
     refused(ended, USAGE, "file", "cannot be written: not a directory", "set SUPERFLUID_HOME")
+
+
+def test_a_log_that_has_no_room_costs_its_records_alone(tmp_path: Path, home: Path) -> None:
+    with serving([fake(tmp_path), "--log-file", "/dev/full"], home) as server:
+        assert complete(server) == "llo world. He"
+        ended = server.stop()
+    assert (ended.code, "Traceback" in ended.err) == (0, False)
 
 
 # Requests

@@ -138,7 +138,7 @@ def _locate(model: str | None, *, offline: bool) -> Located:
     from superfluid.models.store import Store
     from superfluid.paths import Paths
 
-    name = model or DEFAULT
+    name = DEFAULT if model is None else model
     with pull_reports(name) as reports:
         return locate(name, Store(Paths.find()), reports, offline=offline)
 

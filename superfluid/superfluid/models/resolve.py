@@ -16,6 +16,7 @@ from superfluid_compat.errors import ModelNotFound, Offline
 from superfluid_workerd.options import nearest
 
 _PATH_LIKE: Final = re.compile(r"[./~]|.*\.(gguf|safetensors)$|.*/$", re.IGNORECASE)
+_LONGEST_SHOWN: Final = 200
 _LATER_PART: Final = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 
 
@@ -55,8 +56,10 @@ def locate(
 
     Raises `ModelNotFound`, `ModelDamaged`, `Offline` and what `pull` raises.
     """
-    path = Path(argument).expanduser()
-    if path.exists():
+    if not argument:
+        raise ModelNotFound("MODEL is empty", fix="name a model, or leave it out for the default")
+    path = _existing(argument)
+    if path is not None:
         return located_path(path)
     if _PATH_LIKE.match(argument) and ":" not in argument:
         raise ModelNotFound(
@@ -68,6 +71,18 @@ def locate(
         raise Offline(f"{argument} is not stored here and --offline fetches nothing")
     stored = found or pull(store, source, reports)
     return Located(stored.manifest.name, stored.path, stored.manifest.source)
+
+
+def _existing(argument: str) -> Path | None:
+    """The file or folder that `argument` names. Raises `ModelNotFound` where none can be asked."""
+    try:
+        path = Path(argument).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise ModelNotFound(
+            f"{argument[:_LONGEST_SHOWN]} names no file: {reason}", fix="check the path"
+        ) from error
 
 
 def located_path(path: Path) -> Located:

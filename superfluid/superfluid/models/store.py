@@ -104,7 +104,9 @@ class Store:
         A server that has it open keeps what it mapped."""
         folder = self._root / folder_name(name)
         staged = self._root / ".staging" / folder.name
-        if not (folder.is_dir() or staged.is_dir()):
+        # Hidden folders are the store's own.
+        hidden = not name or name.startswith(".")
+        if hidden or not (folder.is_dir() or staged.is_dir()):
             raise self._missing(name)
         with self.lock(name):
             freed = _bytes_below(folder) + _bytes_below(staged)
