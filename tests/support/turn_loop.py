@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from superfluid_adapter_fake.orders import Orders
-from superfluid_adapter_fake.runtime import FakeRuntime, extend, logits_of, root
+from superfluid_adapter_fake.runtime import STATE_BYTES, FakeRuntime, extend, logits_of, root
 from superfluid_adapter_fake.tokenizer import VOCABULARY, ByteTokenizer
 
 from superfluid_compat.errors import SuperfluidError
@@ -18,6 +18,7 @@ from superfluid_workerd.executor import Executor, Rejected
 from superfluid_workerd.intake import Intake
 from superfluid_workerd.link.frames import (
     Cancel,
+    Class,
     Delta,
     Finish,
     Generate,
@@ -70,6 +71,7 @@ class Heard:
     """What one stream's client got."""
 
     prompt: list[int] = field(default_factory=list)
+    cached: int | None = None
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     finish: Finish | None = None
@@ -100,13 +102,15 @@ class Loop:
         self.lanes = lanes
         tokenizer = ByteTokenizer()
         codec = ChatCodec(tokenizer, None)
-        self.intake = Intake(tokenizer, codec, self.orders.context, VOCABULARY)
+        context = min(self.orders.context, self.orders.tokens or self.orders.context)
+        self.intake = Intake(tokenizer, codec, context, VOCABULARY)
         self.heard: dict[int, Heard] = {}
         self.turns: list[Turn] = []
         self.pongs: list[Pong] = []
         self.prompted = threading.Event()
         self.idle: Callable[[], None] = self.stop
         self.bytes_at_end = -1
+        self.leaked = -1
         self.stats_at_end = TurnStats()
 
     def join(
@@ -131,8 +135,13 @@ class Loop:
         self.executor.post(Ping(number=number))
 
     def stop(self) -> None:
+        """At idle: nothing is held but what the cache keeps, and the loop is told to end."""
         self.bytes_at_end = self.runtime.memory().sequences
-        self.stats_at_end = self.executor.stats()
+        self.stats_at_end = stats = self.executor.stats()
+        assert (stats.free_lanes, stats.waiting) == (self.lanes, 0)
+        assert (stats.parked, stats.parked_bytes) == (0, 0)
+        self.leaked = self.bytes_at_end - STATE_BYTES * stats.stored_tokens
+        assert self.runtime.count == self.executor.sequences.count
         self.executor.post(Shutdown())
 
     def run(self) -> None:
@@ -142,6 +151,7 @@ class Loop:
         match message:
             case Prompted():
                 self.heard[message.stream].prompt = message.tokens
+                self.heard[message.stream].cached = message.cached
                 self.prompted.set()
             case Turn():
                 self.turns.append(message)
@@ -168,7 +178,10 @@ class Loop:
 
 
 def request(
-    prompt: str | Sequence[int], max_tokens: int | None = 8, **sampling: float
+    prompt: str | Sequence[int],
+    max_tokens: int | None = 8,
+    service_class: Class = "agent",
+    **sampling: float,
 ) -> GenerationRequest:
     """A request with the prompt's bytes as its tokens."""
     tokens = list(prompt.encode()) if isinstance(prompt, str) else list(prompt)
@@ -178,6 +191,7 @@ def request(
         max_tokens=max_tokens,
         sampling=Sampling(seed=seed, temperature=sampling.pop("temperature", 1.0)),
         ignore_eos=True,
+        service_class=service_class,
     )
 
 

@@ -19,11 +19,14 @@ from superfluid_workerd.link.answers import (
     AdapterInfo,
     Device,
     Facts,
+    Archive,
+    Artifact,
     Format,
     InstallPlan,
     Probe,
     Rights,
     Version,
+    Wheel,
 )
 from superfluid_workerd.link.frames import LoadRecord
 from superfluid_workerd.options import Option, Value
@@ -48,6 +51,10 @@ runtime lets that pass and leaves every sequence of the step truncatable to its 
 
 class Adapter(abc.ABC):
     """What a runtime is. Everything but `check`, `tokenizer` and `open` answers from data."""
+
+    installed: Path | None = None
+    """The install that this worker runs with, set before the first call; None for a runtime that
+    ships with its adapter, for one of the user's own, and where the question needs none."""
 
     @abc.abstractmethod
     def info(self) -> AdapterInfo:
@@ -92,6 +99,11 @@ class Adapter(abc.ABC):
 
         `shared` belongs to this adapter's workers together: written here and in `check`, only
         read by a worker that holds a model. A second call for like facts does nothing, fast."""
+
+    def memory(self, request: OpenRequest) -> Mapping[str, int]:
+        """The memory plan `open` would load by, in bytes by part, from the header alone; nothing
+        when it cannot tell. Raises what `open` raises."""
+        return {}
 
     @abc.abstractmethod
     def tokenizer(self, model: Path, options: Options) -> Tokenizer:
@@ -149,7 +161,9 @@ class RuntimeDescription:
     least the lanes that were asked for. `step_tokens` bounds the tokens of one step, all feeds
     together. `truncate` is `any` when every length works and `zero` when only 0 is sure to.
     `row_invariant` says that a token's logits do not depend on what else is in the step nor on
-    how its prompt was cut.
+    how its prompt was cut. `tokens` is how many tokens all sequences hold together, 0 when each
+    has room for a whole context. `retry` says that a step that raised `Fault` may be given again
+    once its sequences are truncated.
     """
 
     context: int
@@ -160,6 +174,8 @@ class RuntimeDescription:
     copy: bool = False
     export: bool = False
     row_invariant: bool = False
+    tokens: int = 0
+    retry: bool = False
     devices: tuple[Device, ...] = ()
 
 
@@ -283,6 +299,12 @@ class Tokenizer(abc.ABC):
     def stops(self) -> frozenset[int]:
         """Every id that ends a generation: end of text, end of turn."""
 
+    @property
+    def longest(self) -> int | None:
+        """Most bytes of a text that one id stands for; None where a text may shrink before it is
+        cut, so that no number of bytes shows that it holds many ids."""
+        return None
+
     @abc.abstractmethod
     def encode(self, text: str, *, add_special: bool = True, special: bool = False) -> list[int]:
         """Ids of `text`. `add_special` adds what the model expects around a text (BOS, EOS);
@@ -301,6 +323,8 @@ class Tokenizer(abc.ABC):
 __all__ = [
     "Adapter",
     "AdapterInfo",
+    "Archive",
+    "Artifact",
     "Device",
     "Facts",
     "Feed",
@@ -322,4 +346,5 @@ __all__ = [
     "Tokenizer",
     "Value",
     "Version",
+    "Wheel",
 ]

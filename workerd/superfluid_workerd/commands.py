@@ -19,8 +19,8 @@ from superfluid_compat.errors import (
     SuperfluidError,
     UsageError,
 )
-from superfluid_workerd.adapter import Adapter
-from superfluid_workerd.link.answers import Facts, InstallPlan
+from superfluid_workerd.adapter import Adapter, OpenRequest
+from superfluid_workerd.link.answers import About, Facts, InstallPlan
 from superfluid_workerd.link.refusals import in_words, refusal
 from superfluid_workerd.registry import checked_options, load_adapter
 
@@ -34,7 +34,7 @@ def run(call: Arguments, given: bytes, answers: int) -> int:
     `given` is what stood on stdin.
     """
     try:
-        adapter = load_adapter(call.adapter)
+        adapter = load_adapter(call.adapter, Path(call.install) if call.install else None)
         if call.command == "serve":
             return _serve(adapter, call, answers)
         answer = COMMANDS[call.command](adapter, call, given)
@@ -97,6 +97,30 @@ def _text(given: bytes) -> str:
         raise UsageError(f"stdin is no UTF-8: {error}", fix="send UTF-8 text") from error
 
 
+def _about(adapter: Adapter, _call: Arguments, _given: bytes) -> About:
+    return About(
+        info=adapter.info(),
+        options=tuple(each.describe() for each in adapter.options()),
+        compat=adapter.compat(),
+        versions=tuple(adapter.versions()),
+    )
+
+
+def _memory(adapter: Adapter, call: Arguments, _given: bytes) -> Any:
+    return adapter.memory(
+        OpenRequest(
+            model=Path(call.model),
+            scratch=Path(os.devnull),
+            shared=Path(os.devnull),
+            context=call.context,
+            lanes=call.lanes,
+            threads=call.threads,
+            memory_budget=call.memory_budget or None,
+            options=_options(adapter, call),
+        )
+    )
+
+
 def _check(adapter: Adapter, call: Arguments, _given: bytes) -> Any:
     return adapter.check(_options(adapter, call), Path(call.shared))
 
@@ -122,6 +146,7 @@ def _tokenize(adapter: Adapter, call: Arguments, given: bytes) -> Any:
 
 
 COMMANDS: Final[Mapping[str, Command]] = {
+    "about": _about,
     "info": lambda adapter, _call, _given: adapter.info(),
     "options": lambda adapter, _call, _given: [each.describe() for each in adapter.options()],
     "compat": lambda adapter, _call, _given: adapter.compat(),
@@ -131,6 +156,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "check": _check,
     "facts": lambda adapter, call, _given: adapter.facts(Path(call.model)),
     "prepare": _prepare,
+    "memory": _memory,
     "tokenize": _tokenize,
 }
 """What answers each command; `serve` answers over its link instead."""

@@ -1,17 +1,18 @@
 """The first code of every worker process: narrow what it may do, then become the real command.
 
-    superfluid-workerd ID info | options | compat | versions
+    superfluid-workerd ID about | info | options | compat | versions
     superfluid-workerd ID plan VERSION [--backend NAME]
     superfluid-workerd ID install FOLDER                      an install plan as JSON on stdin
     superfluid-workerd ID check --shared FOLDER [--options JSON]
     superfluid-workerd ID facts MODEL
+    superfluid-workerd ID memory MODEL [--options JSON] [--context N] [--lanes N] ...
     superfluid-workerd ID prepare --shared FOLDER [--options JSON]    facts as JSON on stdin
     superfluid-workerd ID tokenize MODEL [--options JSON] [--special] [--plain]   text on stdin
     superfluid-workerd ID serve --link FD
 
 Each but `serve` prints one JSON document on stdout and exits 0, or prints a `Refusal` and exits
 with its error's code. Whatever an engine prints goes to stderr. `--parent PID` before ID makes
-the process leave when that parent has left.
+the process leave when that parent has left; `--install FOLDER` names the install to run with.
 
 Only the standard library is imported before the rights are applied, and no thread is started.
 """
@@ -44,8 +45,10 @@ def grammar() -> argparse.ArgumentParser:
     """The arguments of `superfluid-workerd`."""
     parser = _Parser(prog="superfluid-workerd", description="One adapter, in its own process.")
     parser.add_argument("--parent", type=int, metavar="PID", help="leave when this process has")
+    parser.add_argument("--install", metavar="FOLDER", help="the install to run with")
     parser.add_argument("adapter", metavar="ID", help="the adapter's id")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("about", help="info, options, compat and versions in one")
     commands.add_parser("info", help="what the runtime is")
     commands.add_parser("options", help="the options it declares")
     commands.add_parser("compat", help="its half of compat.json")
@@ -59,11 +62,14 @@ def grammar() -> argparse.ArgumentParser:
     facts = commands.add_parser("facts", help="what a model's header says")
     prepare = commands.add_parser("prepare", help="fill the shared folder for a model")
     tokenize = commands.add_parser("tokenize", help="token ids of a text")
-    for command in (facts, tokenize):
+    memory = commands.add_parser("memory", help="the memory plan of a load")
+    for number in ("context", "lanes", "threads", "memory-budget"):
+        memory.add_argument(f"--{number}", type=int, default=0)
+    for command in (facts, memory, tokenize):
         command.add_argument("model", metavar="MODEL")
     for command in (check, prepare):
         command.add_argument("--shared", required=True, metavar="FOLDER")
-    for command in (check, prepare, tokenize):
+    for command in (check, prepare, memory, tokenize):
         command.add_argument("--options", default="{}", metavar="JSON")
     tokenize.add_argument("--special", action="store_true", help="read special tokens as such")
     tokenize.add_argument("--plain", action="store_true", help="add no token around the text")

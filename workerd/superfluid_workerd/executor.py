@@ -1,15 +1,14 @@
 """The turn loop: one thread that makes every call of the runtime.
 
-Block for work, linger, take what arrived, plan, step once, draw for each seat, commit, one frame.
+Block for work, take what arrived, admit, linger, plan, step once, draw for each seat, commit, one
+frame.
 """
 
 from __future__ import annotations
 
 import queue
-import sys
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -18,14 +17,15 @@ from superfluid_compat.errors import (
     BadFrame,
     Cancelled,
     Capacity,
-    DoesNotFit,
     Fatal,
     Fault,
     Overloaded,
     StepError,
     SuperfluidError,
 )
-from superfluid_workerd.adapter import Feed, Runtime, SequenceId
+from superfluid_workerd.adapter import Feed, Runtime
+from superfluid_workerd.admission import Waiting
+from superfluid_workerd.counters import Counters
 from superfluid_workerd.lanes import LaneTable
 from superfluid_workerd.link.frames import (
     Cancel,
@@ -40,6 +40,7 @@ from superfluid_workerd.link.frames import (
     TurnStats,
 )
 from superfluid_workerd.link.refusals import in_words, refusal
+from superfluid_workerd.sequences import Sequences
 from superfluid_workerd.stream import Stream
 from superfluid_workerd.turns import Policy, Ready, linger_s, plan
 
@@ -64,17 +65,6 @@ class _Abandoned(Exception):
     """Nobody waits for the step that runs."""
 
 
-@dataclass(slots=True)
-class _Counts:
-    turns: int = 0
-    failed_turns: int = 0
-    seats: int = 0
-    ready: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    busy_s: float = 0.0
-
-
 class Executor:
     """Streams on lanes over one runtime. `run` and the constructor belong to the owner thread.
 
@@ -86,18 +76,23 @@ class Executor:
         self._runtime = runtime
         self._policy = policy
         self._send = send
-        self._step_tokens: Final = runtime.describe().step_tokens
+        described = runtime.describe()
+        self._step_tokens: Final = described.step_tokens
+        self._retries: Final = 1 if described.retry else 0
         self._lanes = LaneTable(lanes)
-        self._sequences = _create(runtime, lanes)
+        self.sequences = Sequences(
+            runtime, lanes, cache_bytes=policy.prefix_cache_bytes, parked_bytes=policy.parked_bytes
+        )
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._live: set[int] = set()
         self._forsaken: set[int] = set()
-        self._waiting: deque[Stream] = deque()
+        self._waiting = Waiting(lanes, policy, described.tokens)
         self._running: dict[int, Stream] = {}
         self._admitted = 0
         self._ticks = 0
-        self._counts = _Counts()
+        self._counters = Counters()
         self._seated: Sequence[Stream] = ()
+        self._crowded = False
         self._abandoned = False
         self._closing = False
 
@@ -123,24 +118,37 @@ class Executor:
         """Serve until `Shutdown`. Raises `Fatal` when the runtime's state is lost."""
         while not self._closing:
             self._receive(wait=not (self._running or self._waiting))
-            self._linger()
             self._turn()
         self._cancel_all()
         self._runtime.close()
 
     def stats(self) -> TurnStats:
-        """Counters since the load."""
-        counts = self._counts
+        """Counters since the load, gauges of now."""
+        counters = self._counters
         return TurnStats(
-            turns=counts.turns,
-            failed_turns=counts.failed_turns,
-            seats=counts.seats,
-            ready=counts.ready,
-            prefill_tokens=counts.prefill_tokens,
-            decode_tokens=counts.decode_tokens,
-            busy_s=counts.busy_s,
+            turns=counters.turns,
+            failed_turns=counters.failed_turns,
+            seats=counters.seats,
+            ready=counters.ready,
+            prefill_tokens=counters.prefill_tokens,
+            decode_tokens=counters.decode_tokens,
+            busy_s=counters.busy_s,
+            lanes=len(self._lanes),
             free_lanes=self._lanes.free,
             waiting=len(self._waiting),
+            window_turns=len(counters.window),
+            window_seats=counters.window_seats,
+            window_ready=counters.window_ready,
+            admitted=counters.admitted,
+            queued_s=counters.queued_s,
+            lingered_s=counters.lingered_s,
+            shared_tokens=counters.shared_tokens,
+            refed_tokens=counters.refed_tokens,
+            preempted=counters.preempted,
+            parked=sum(stream.parked is not None for stream in self._waiting),
+            parked_bytes=self.sequences.parked_bytes,
+            stored=self.sequences.stored,
+            stored_tokens=self.sequences.stored_tokens,
         )
 
     # What arrives.
@@ -168,9 +176,15 @@ class Executor:
 
     def _arrive(self, stream: Stream) -> None:
         stream.cancelled = stream.number in self._forsaken
-        self._waiting.append(stream)
+        stream.queued = stream.arrived
+        self._waiting.add(stream)
+        if self._seated:
+            self._announce(stream)
+
+    def _announce(self, stream: Stream) -> None:
+        stream.announced = True
         prompt = stream.history[: stream.prompt_tokens]
-        self._send(Prompted(stream=stream.number, tokens=prompt))
+        self._send(Prompted(stream=stream.number, tokens=prompt, cached=stream.cached))
 
     def _cancel(self, number: int) -> None:
         for stream in (*self._running.values(), *self._waiting):
@@ -190,28 +204,29 @@ class Executor:
 
     # One turn.
 
-    def _linger(self) -> None:
-        end = time.monotonic() + self._policy.turn_linger_us / 1_000_000
-        while not self._closing and linger_s(self._ready(), self._active(), self._policy):
-            left_s = end - time.monotonic()
-            if left_s <= 0:
-                return
-            self._receive(wait=True, timeout_s=left_s)
-
-    def _ready(self) -> int:
-        return len(self._running) + min(len(self._waiting), self._lanes.free)
-
-    def _active(self) -> int:
-        """Lanes that are ready or will be once the intake is done with their streams."""
-        return min(len(self._live), len(self._lanes))
-
     def _turn(self) -> None:
         self._ticks += 1
         self._report(self._sweep())
         self._admit()
+        self._linger()
         if self._running and not self._closing:
             deltas = self._step(self._plan())
             self._report(deltas + self._sweep())
+
+    def _linger(self) -> None:
+        """Wait for streams that are arriving, as long as there is a lane for one more."""
+        started = time.monotonic()
+        while not self._closing:
+            running = len(self._running)
+            coming = min(len(self._live) - running - len(self._waiting), self._lanes.free)
+            wait_s = linger_s(running, running + coming, self._policy) if running else 0.0
+            left_s = started + wait_s - time.monotonic()
+            if left_s <= 0:
+                break
+            self._receive(wait=True, timeout_s=left_s)
+            self._report(self._sweep())
+            self._admit()
+        self._counters.lingered_s += time.monotonic() - started
 
     def _report(self, deltas: list[Delta]) -> None:
         if deltas:
@@ -223,40 +238,94 @@ class Executor:
         gone = [it for it in self._waiting if it.finish or it.over(now)]
         leaving = [it for it in self._running.values() if it.over(now)]
         for stream in gone:
+            if not stream.announced:
+                self._announce(stream)
             self._waiting.remove(stream)
         for stream in (*gone, *leaving):
             self._leave(stream)
         return [stream.ended() for stream in (*gone, *leaving)]
 
     def _admit(self) -> None:
-        while self._waiting and (lane := self._lanes.take()) is not None:
-            stream = self._waiting.popleft()
-            stream.lane, stream.order = lane, self._admitted
-            self._admitted += 1
-            self._running[stream.order] = stream
-            self._clear(lane.index)
+        """Lanes for those whose turn it is; an interactive stream may take one from another."""
+        while not (self._crowded and self._running):
+            running = self._running.values()
+            stream = self._waiting.next(running, self._follows)
+            if stream is not None:
+                self._seat_down(stream)
+            elif (victim := self._waiting.victim(running, self._follows)) is not None:
+                self._park(victim)
+            else:
+                break
+        for stream in self._waiting:
+            if not stream.announced:
+                self._announce(stream)
 
-    def _leave(self, stream: Stream) -> None:
+    def _follows(self, stream: Stream) -> bool:
+        """Whether it is better off waiting for a prefill that another does."""
+        if stream.follows is not None:
+            leader, shared = stream.follows
+            if self._running.get(leader.order) is leader and leader.fed < shared:
+                return True
+        stream.follows = self.sequences.leader(stream)
+        return stream.follows is not None
+
+    def _seat_down(self, stream: Stream) -> None:
+        lane = self._lanes.take()
+        if lane is None:
+            raise Fatal(f"stream {stream.number} was admitted without a lane")
+        self._waiting.remove(stream)
+        stream.lane, stream.order, stream.follows = lane, self._admitted, None
+        self._admitted += 1
+        self._running[stream.order] = stream
+        before = stream.fed
+        self.sequences.begin(stream)
+        self._count_begun(stream, before)
+        if stream.cached is None or not stream.announced:
+            stream.cached = min(stream.fed, stream.prompt_tokens)
+            self._announce(stream)
+
+    def _count_begun(self, stream: Stream, before: int) -> None:
+        counters = self._counters
+        counters.admitted += 1
+        counters.queued_s += time.monotonic() - stream.queued
+        if stream.cached is None:
+            counters.shared_tokens += stream.fed
+        else:
+            counters.refed_tokens += max(0, before - stream.fed)
+
+    def _park(self, stream: Stream) -> None:
+        """Back into line, with what was computed for it kept where there is room."""
+        self._counters.preempted += 1
+        self.sequences.park(stream)
+        self._give_back(stream)
+        stream.queued = time.monotonic()
+        self._waiting.add(stream)
+
+    def _leave(self, stream: Stream, *, keep: bool = True) -> None:
         self._forget(stream.number)
+        self.sequences.forget(stream)
+        if stream.lane is not None:
+            self.sequences.end(stream, keep=keep)
+            self._give_back(stream)
+            self._crowded = False
+
+    def _give_back(self, stream: Stream) -> None:
         if stream.lane is not None:
             del self._running[stream.order]
             self._lanes.give_back(stream.lane)
-            self._clear(stream.lane.index)
             stream.lane = None
 
     def _plan(self) -> _Seated:
         ready = [
-            Ready(it.order, it.pending, it.decodes, it.seated) for it in self._running.values()
+            Ready(it.order, it.pending, it.decodes, it.seated, it.due)
+            for it in self._running.values()
         ]
-        self._counts.ready += len(ready)
         seats = plan(ready, self._policy, self._step_tokens)
         return [self._seat(self._running[seat.order], seat.tokens) for seat in seats]
 
     def _seat(self, stream: Stream, tokens: int) -> tuple[Stream, Feed]:
-        if stream.lane is None:
-            raise Fatal(f"stream {stream.number} was seated without a lane")
         feed = Feed(
-            sequence=self._sequences[stream.lane.index],
+            sequence=self.sequences.of(stream),
             tokens=stream.history[stream.fed : stream.fed + tokens],
             start=stream.fed,
             logits="last" if tokens == stream.pending else "none",
@@ -266,32 +335,46 @@ class Executor:
     def _step(self, seated: _Seated) -> list[Delta]:
         """One pass of the runtime; what it gave the streams that are still wanted."""
         started = time.monotonic()
+        ready = len(self._running)
         self._abandoned = False
         try:
             rows = self._pass(seated)
         except Fatal:
             raise
         except Exception as error:  # noqa: BLE001  # recorded; costs the seats an error each
-            self._stop_seated(error)
+            self._fail_step(error, ready)
             return []
         finally:
             self._seated = ()
-            self._counts.busy_s += time.monotonic() - started
-        self._count(seated)
+            self._counters.busy_s += time.monotonic() - started
+        self._count(seated, ready)
         self._receive()
         return self._commit(seated, rows)
 
     def _pass(self, seated: _Seated) -> Sequence[Logits | None]:
-        """Step `seated`, without its last seats as long as there is no room for all."""
+        """Step `seated`. While there is no room for all, the cache goes, then the last seats,
+        then the lane of another stream."""
         while True:
             self._seated = [stream for stream, _ in seated]
             self._lanes.seat([it.lane for it in self._seated if it.lane is not None])
             try:
                 return self._runtime.step([feed for _, feed in seated], self._tick)
             except Capacity:
-                if len(seated) == 1:
+                if self.sequences.relieve():
+                    continue
+                if len(seated) > 1:
+                    seated.pop()
+                elif not self._crowd_out(seated[0][0]):
                     raise
-                seated.pop()
+
+    def _crowd_out(self, wanted: Stream) -> bool:
+        """Park the last in line that runs beside `wanted`, and admit nobody until one leaves."""
+        others = [it for it in self._running.values() if it is not wanted]
+        if not others:
+            return False
+        self._park(max(others, key=lambda it: it.due))
+        self._crowded = True
+        return True
 
     def _tick(self) -> None:
         self._ticks += 1
@@ -302,70 +385,57 @@ class Executor:
             self._abandoned = True
             raise _Abandoned
 
-    def _stop_seated(self, error: Exception) -> None:
-        """A step that failed costs its seats an error each; one that nobody wanted costs nothing:
-        its streams are over and leave with the next sweep."""
-        if self._abandoned:
-            return
-        self._counts.turns += 1
-        self._counts.failed_turns += 1
-        if not isinstance(error, StepError):
-            traceback.print_exception(error)
-            error = Fault(f"the step failed with {in_words(error)}")
-        for stream in self._seated:
-            self._leave(stream)
-            self._fail(stream.number, error)
+    def _fail_step(self, error: Exception, ready: int) -> None:
+        """A failed step costs its seats an error each, or where the runtime may be asked again a
+        second try; one that nobody wanted costs nothing: its streams leave with the next sweep."""
+        seated = self._seated
+        again = self._abandoned or isinstance(error, Fault)
+        if not self._abandoned:
+            self._counters.turn(len(seated), ready)
+            self._counters.failed_turns += 1
+            if not isinstance(error, StepError):
+                traceback.print_exception(error)
+                error = Fault(f"the step failed with {in_words(error)}")
+        for stream in seated:
+            stream.faults += not self._abandoned
+            if again and stream.faults <= self._retries:
+                before = stream.fed
+                self.sequences.rewind(stream)
+                self._counters.refed_tokens += before - stream.fed
+            else:
+                self._end_badly(stream, error)
 
-    def _count(self, seated: _Seated) -> None:
-        counts = self._counts
-        counts.turns += 1
-        counts.seats += len(seated)
+    def _end_badly(self, stream: Stream, error: Exception) -> None:
+        self._leave(stream, keep=False)
+        found = error if isinstance(error, SuperfluidError) else Fault(in_words(error))
+        self._fail(stream.number, found)
+
+    def _count(self, seated: _Seated, ready: int) -> None:
+        counters = self._counters
+        counters.turn(len(seated), ready)
         for stream, feed in seated:
             if stream.decodes:
-                counts.decode_tokens += 1
+                counters.decode_tokens += 1
             else:
-                counts.prefill_tokens += len(feed.tokens)
+                counters.prefill_tokens += len(feed.tokens)
 
     def _commit(self, seated: _Seated, rows: Sequence[Logits | None]) -> list[Delta]:
         now = time.monotonic()
         deltas = []
         for (stream, feed), row in zip(seated, rows, strict=True):
             stream.fed += len(feed.tokens)
-            stream.seated = self._counts.turns
+            stream.seated, stream.faults = self._counters.turns, 0
             if row is None or stream.over(now):
                 continue
             try:
                 delta = stream.draw(row[-1])
             except Fault as error:
-                self._leave(stream)
-                self._fail(stream.number, error)
+                self._end_badly(stream, error)
                 continue
             deltas.append(delta)
             if stream.finish:
                 self._leave(stream)
         return deltas
-
-    # The runtime's state.
-
-    def _clear(self, index: int) -> None:
-        """Empty a lane's sequence, or replace it. Raises `Fatal` when neither works."""
-        sequence = self._sequences[index]
-        try:
-            self._runtime.seq_truncate(sequence, 0)
-        except Fatal:
-            raise
-        except StepError as error:
-            print(f"lane {index} is made anew: {error.line()}", file=sys.stderr)
-            self._sequences[index] = self._replace(sequence)
-        if self._runtime.seq_length(self._sequences[index]) != 0:
-            raise Fatal(f"the runtime did not empty the sequence of lane {index}")
-
-    def _replace(self, sequence: SequenceId) -> SequenceId:
-        try:
-            self._runtime.seq_free(sequence)
-            return self._runtime.seq_create()
-        except StepError as error:
-            raise Fatal(f"a sequence could not be replaced: {error.message}") from error
 
     def _cancel_all(self) -> None:
         for stream in (*self._running.values(), *self._waiting):
@@ -373,26 +443,6 @@ class Executor:
         self._report(self._sweep())
         for number in list(self._live):
             self._fail(number, Cancelled("the worker is shutting down"))
-
-
-def _create(runtime: Runtime, lanes: int) -> list[SequenceId]:
-    most = runtime.describe().sequences
-    fix = f"serve with --lanes {max(1, most)}"
-    if most < lanes:
-        raise DoesNotFit(
-            f"{lanes} lanes were asked for, the runtime holds {most} sequences", fix=fix
-        )
-    sequences: list[SequenceId] = []
-    try:
-        for _ in range(lanes):
-            sequences.append(runtime.seq_create())
-            runtime.seq_truncate(sequences[-1], 0)
-    except StepError as error:
-        raise DoesNotFit(
-            f"lane {len(sequences)} of {lanes} could not be set up: {error.message}",
-            fix="serve with --lanes 1",
-        ) from error
-    return sequences
 
 
 __all__ = ["Executor", "Item", "Rejected"]

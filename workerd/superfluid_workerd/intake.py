@@ -5,8 +5,10 @@ Everything that can be wrong with a request is refused here, so that no turn fai
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from superfluid_compat.errors import ContextLengthExceeded, InvalidField
 from superfluid_workerd.adapter import Tokenizer
@@ -22,6 +24,9 @@ from superfluid_workerd.link.frames import (
 )
 from superfluid_workerd.sampling import Sampler
 from superfluid_workerd.stream import Stream
+
+_UNASKED: Final = 512
+"""Tokens of answer that room is kept for where a request names no number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,11 @@ class Intake:
     def stream(self, generate: Generate, deadline: float | None) -> Stream:
         """Raises `RequestError`s."""
         request, replay = generate.request, generate.replay
-        prompt = list(replay.prompt) if replay else self.codec.tokenize(request.prompt)
+        prompt = (
+            list(replay.prompt)
+            if replay
+            else self.codec.tokenize(request.prompt, most=self.context)
+        )
         committed = replay.committed if replay else []
         self._check(prompt, committed)
         stream = Stream(
@@ -52,6 +61,9 @@ class Intake:
             text=TextStream(request.stop, sent=replay.sent.get("text", 0) if replay else 0),
             tokenizer=self.tokenizer,
             deadline=deadline,
+            service_class=request.service_class,
+            reserve=min(len(prompt) + (request.max_tokens or _UNASKED), self.context),
+            arrived=time.monotonic(),
         )
         stream.restore(committed)
         return stream

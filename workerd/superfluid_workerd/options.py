@@ -355,3 +355,33 @@ COMMON: Final = (
            minimum=1 << 24, keywords=("auto",), unit="bytes"),
 )  # fmt: skip
 """Options of `serve` that reach every adapter as plain values; an adapter declares only its own."""
+
+SERVICE_CLASSES: Final = ("interactive", "completion", "agent", "background")
+"""Classes of service, the most urgent first."""
+
+WORKER: Final = (
+    Option("max-seats", Kind.INTEGER, "most streams in one turn", 256, minimum=1, maximum=4096,
+           unit="streams", scope=Scope.RUNTIME),
+    Option("turn-linger-us", Kind.INTEGER, "how long a turn waits for streams that are arriving",
+           0, minimum=0, maximum=10_000_000, unit="microseconds", scope=Scope.RUNTIME),
+    Option("turn-tokens", Kind.INTEGER, "most tokens in one turn, all streams together", 512,
+           minimum=1, maximum=1 << 20, unit="tokens", scope=Scope.RUNTIME),
+    Option("prompt-chunk", Kind.INTEGER, "most tokens of one prompt in one turn", 512, minimum=1,
+           maximum=1 << 20, unit="tokens", scope=Scope.RUNTIME),
+    Option("max-waiting", Kind.INTEGER, "streams that may wait for a lane", 256, minimum=0,
+           maximum=1 << 20, unit="streams", scope=Scope.RUNTIME),
+    Option("class-ageing-ms", Kind.INTEGER, "how much earlier a stream must have come to go before "
+           "one of the next class up", 10_000, minimum=0, maximum=86_400_000,
+           unit="milliseconds", scope=Scope.RUNTIME),
+    *(
+        Option(f"{name}-lanes", Kind.INTEGER, f"most lanes that {name} streams hold at once; 0 is "
+               "no bound", 0, minimum=0, maximum=4096, unit="streams", scope=Scope.RUNTIME)
+        for name in SERVICE_CLASSES
+    ),
+    Option("prefix-cache-bytes", Kind.SIZE, "most state of ended streams that is kept for prompts "
+           "that begin alike, within what the runtime holds", 1 << 30, minimum=0, unit="bytes",
+           scope=Scope.RUNTIME),
+    Option("parked-bytes", Kind.SIZE, "most state of preempted streams that is held outside of the "
+           "runtime", 64 << 20, minimum=0, unit="bytes", scope=Scope.RUNTIME),
+)  # fmt: skip
+"""Settings of every worker, read from its environment: `SUPERFLUID_MAX_SEATS` and so on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, Final
 
 from superfluid_compat import numbers
@@ -17,8 +18,8 @@ from superfluid_workerd.options import nearest, resolve
 GROUP: Final = "superfluid.adapters"
 
 
-def load_adapter(name: str) -> Adapter:
-    """The adapter of that id; no other is imported.
+def load_adapter(name: str, installed: Path | None = None) -> Adapter:
+    """The adapter of that id, told its install; no other is imported.
 
     Raises `UnknownAdapter`, `RuntimeBroken` (two distributions claim the id, its code fails, it
     is no adapter or another one), `ContractRefused` (another kit number).
@@ -43,6 +44,7 @@ def load_adapter(name: str) -> Adapter:
             f"with id {name}",
             fix=f"reinstall {_distribution(point)}",
         )
+    adapter.installed = installed
     return adapter
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from superfluid_workerd.adapter import Tokenizer
 from superfluid_workerd.codec.text import TextStream
 from superfluid_workerd.lanes import Lane
-from superfluid_workerd.link.frames import Delta, Finish, Logprob, TokenLogprob
+from superfluid_workerd.link.frames import Class, Delta, Finish, Logprob, TokenLogprob
 from superfluid_workerd.sampling import Drawn, Sampler
 
 if TYPE_CHECKING:
@@ -21,6 +21,12 @@ class Stream:
 
     `limit` is the most tokens to draw, `deadline` a monotonic time in seconds. `before` is what a
     replayed stream still owes its client from the tokens it brought.
+
+    For its place in line: when it `arrived`, since when it waits (`queued`), what it is `due` by
+    that, how often it was `passed` by one that fits, how many tokens of room it takes (`reserve`).
+    `cached` of its prompt were there already, `parked` is its state while it is preempted, `chain`
+    its history's hashes (see `prefix`), `faults` counts failed steps in a row. It `follows` a
+    stream that prefills what both begin with, up to that many tokens.
     """
 
     number: int
@@ -32,6 +38,18 @@ class Stream:
     text: TextStream
     tokenizer: Tokenizer
     deadline: float | None = None
+    service_class: Class = "agent"
+    reserve: int = 0
+    arrived: float = 0.0
+    queued: float = 0.0
+    due: float = 0.0
+    passed: int = 0
+    cached: int | None = None
+    announced: bool = False
+    parked: bytes | None = None
+    chain: list[bytes] = field(default_factory=list)
+    follows: tuple[Stream, int] | None = None
+    faults: int = 0
     order: int = -1
     fed: int = 0
     seated: int = -1

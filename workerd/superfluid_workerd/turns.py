@@ -4,45 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from superfluid_workerd.options import Kind, Option, Scope, Value, resolve
-
-SETTINGS: Final = (
-    Option("max-seats", Kind.INTEGER, "most streams in one turn", 256, minimum=1, maximum=4096,
-           unit="streams", scope=Scope.RUNTIME),
-    Option("turn-linger-us", Kind.INTEGER, "how long a turn waits for streams that are arriving",
-           0, minimum=0, maximum=10_000_000, unit="microseconds", scope=Scope.RUNTIME),
-    Option("turn-tokens", Kind.INTEGER, "most tokens in one turn, all streams together", 512,
-           minimum=1, maximum=1 << 20, unit="tokens", scope=Scope.RUNTIME),
-    Option("prompt-chunk", Kind.INTEGER, "most tokens of one prompt in one turn", 512, minimum=1,
-           maximum=1 << 20, unit="tokens", scope=Scope.RUNTIME),
-    Option("max-waiting", Kind.INTEGER, "streams that may wait for a lane", 256, minimum=0,
-           maximum=1 << 20, unit="streams", scope=Scope.RUNTIME),
-)  # fmt: skip
-"""Settings of every worker, read from the environment: `SUPERFLUID_MAX_SEATS` and so on."""
+from superfluid_workerd.link.frames import Class
+from superfluid_workerd.options import WORKER, Value, resolve
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The settings' values; see `SETTINGS`."""
+    """The settings' values; see `options.WORKER`."""
 
     max_seats: int = 256
     turn_linger_us: int = 0
     turn_tokens: int = 512
     prompt_chunk: int = 512
     max_waiting: int = 256
+    class_ageing_ms: int = 10_000
+    interactive_lanes: int = 0
+    completion_lanes: int = 0
+    agent_lanes: int = 0
+    background_lanes: int = 0
+    prefix_cache_bytes: int = 1 << 30
+    parked_bytes: int = 64 << 20
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Policy:
         """Raises `BadOptionValue`."""
         given: dict[str, Value] = {
             option.name: environment[option.variable()]
-            for option in SETTINGS
+            for option in WORKER
             if option.variable() in environment
         }
-        found = resolve(SETTINGS, [("environment", given)])
+        found = resolve(WORKER, [("environment", given)])
         return cls(**{name.replace("-", "_"): _integer(it.value) for name, it in found.items()})
+
+    def most_lanes(self, service_class: Class) -> int:
+        """Lanes that streams of this class may hold at once, 0 for no bound."""
+        bounds: dict[Class, int] = {
+            "interactive": self.interactive_lanes,
+            "completion": self.completion_lanes,
+            "agent": self.agent_lanes,
+            "background": self.background_lanes,
+        }
+        return bounds[service_class]
 
 
 def _integer(value: Value | None) -> int:
@@ -56,13 +59,15 @@ class Ready:
     """A stream that could sit in the turn: `pending` tokens to feed, and its place in line.
 
     `order` is its admission, older streams have the lower; `seated` is the turn it last sat in.
-    A stream that decodes has its one drawn token to feed.
+    `due` is its place among prompts, the lower the sooner. A stream that decodes has its one drawn
+    token to feed.
     """
 
     order: int
     pending: int
     decodes: bool
     seated: int = -1
+    due: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +79,17 @@ class Seat:
 
 
 def plan(ready: Sequence[Ready], policy: Policy, step_tokens: int) -> list[Seat]:
-    """The seats of one turn: decoding streams first, then prompts, the oldest first.
+    """The seats of one turn: decoding streams first, then prompts, the first due first.
 
     Of more decoders than seats, those that waited longest sit. What is left of the token budget
     is shared by the prompts evenly, so that a short one soon gets its first token, and what they
-    leave goes to the oldest. Never empty when `ready` is not.
+    leave goes to the first due. Never empty when `ready` is not.
     """
     budget = min(policy.turn_tokens, step_tokens)
     decoding = sorted((it for it in ready if it.decodes), key=lambda it: (it.seated, it.order))
     seated = decoding[: min(policy.max_seats, budget)]
     seats = [Seat(it.order, 1) for it in sorted(seated, key=lambda it: it.order)]
-    prompts = sorted((it for it in ready if not it.decodes), key=lambda it: it.order)
+    prompts = sorted((it for it in ready if not it.decodes), key=lambda it: (it.due, it.order))
     prompts = prompts[: policy.max_seats - len(seats)]
     return seats + _shared(prompts, budget - len(seats), policy.prompt_chunk)
 

@@ -30,7 +30,7 @@ from superfluid_compat.errors import (
     SuperfluidError,
 )
 from superfluid_compat.verdicts import require_number
-from superfluid_workerd.adapter import Adapter, OpenRequest
+from superfluid_workerd.adapter import Adapter, OpenRequest, RuntimeDescription
 from superfluid_workerd.codec.chat import ChatCodec
 from superfluid_workerd.executor import Executor, Rejected
 from superfluid_workerd.intake import Intake
@@ -42,6 +42,7 @@ from superfluid_workerd.link.frames import (
     Hello,
     Load,
     LoadFailed,
+    LoadRecord,
     Ping,
     Ready,
     RequestFailed,
@@ -135,17 +136,18 @@ class _Worker:
         described = loaded.runtime.describe()
         family = loaded.family or loaded.facts.architecture
         codec = ChatCodec(loaded.tokenizer, loaded.template, family)
-        intake = Intake(loaded.tokenizer, codec, described.context, described.vocabulary)
+        context = min(described.context, described.tokens or described.context)
+        intake = Intake(loaded.tokenizer, codec, context, described.vocabulary)
         self._serving = _Serving(executor, intake)
         self._link.send(Stage(stage="warmed"))
         return Description(
             facts=loaded.facts,
             adapter=self._adapter.info().id,
-            context=described.context,
+            context=context,
             lanes=load.lanes,
             vocabulary=described.vocabulary,
             template=codec.origin,
-            record=loaded.record,
+            record=_told(loaded.record, described),
             plan=dict(loaded.plan),
             capabilities=msgspec.to_builtins(described),
         )
@@ -254,6 +256,13 @@ class _Worker:
         except Exception as error:  # noqa: BLE001  # recorded; costs this request alone
             failed = refusal(_unexpected(error))
             self._link.send(RequestFailed(request=ask.request, error=failed))
+
+
+def _told(record: LoadRecord, described: RuntimeDescription) -> LoadRecord:
+    """The adapter's record, and whether its runtime serves one stream at a time."""
+    if described.sequences > 1:
+        return record
+    return msgspec.structs.replace(record, got={**record.got, "serves": "one stream at a time"})
 
 
 def _unexpected(error: Exception) -> Fault:

@@ -82,6 +82,7 @@ class NativeRuntime(Runtime):
             copy=True,
             export=True,
             row_invariant=True,
+            retry=True,
             devices=(Device(name="cpu"),),
         )
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from superfluid_workerd.options import WORKER
+
 ALLOWED: Final[Mapping[str, str]] = {
     "PATH": "engines look tools up",
     "LANG": "the language and encoding of messages",
@@ -16,8 +18,7 @@ ALLOWED: Final[Mapping[str, str]] = {
     "OMP_*": "a user's tuning of an engine's thread pool",
     "KMP_*": "a user's tuning of an engine's thread pool",
     "OPENBLAS_*": "a user's tuning of matrix products",
-    "SUPERFLUID_MAX_SEATS": "seats in a turn, to measure with",
-    "SUPERFLUID_TURN_LINGER_US": "how long a turn waits for company, to measure with",
+    **{option.variable(): f"a worker's setting: {option.help}" for option in WORKER},
 }
 """Pattern and reason. Not here, among others: `HOME` (everything of a worker's own is in its
 scratch), `PYTHON*` and `LD_*` (they load code), `NUMBA_*` (the kernel cache is ours to place)."""

@@ -40,8 +40,8 @@ class Stream(Protocol):
         ...
 
     @property
-    def cached(self) -> int:
-        """How many of them cost nothing."""
+    def cached(self) -> int | None:
+        """How many of them cost nothing, None while that is not known: the stream waits."""
         ...
 
     def __aiter__(self) -> AsyncIterator[Delta]: ...

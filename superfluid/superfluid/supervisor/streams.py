@@ -31,7 +31,7 @@ class LiveStream:
         self.sent: dict[str, int] = {}
         self._cancel = cancel
         self._prompt: list[int] = []
-        self._cached = 0
+        self._cached: int | None = None
         self._waiting: deque[Delta] = deque()
         self._arrived = asyncio.Event()
         self._error: SuperfluidError | None = None
@@ -42,7 +42,7 @@ class LiveStream:
         return self._prompt
 
     @property
-    def cached(self) -> int:
+    def cached(self) -> int | None:
         return self._cached
 
     @property

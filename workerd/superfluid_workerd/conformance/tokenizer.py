@@ -62,6 +62,14 @@ class TokenizerContract:
     def test_the_end_of_text_is_among_the_stops(self, tokenizer: Tokenizer) -> None:
         assert tokenizer.eos is None or tokenizer.eos in tokenizer.stops
 
+    def test_no_text_has_fewer_ids_than_its_bytes_allow(
+        self, case: Case, tokenizer: Tokenizer
+    ) -> None:
+        longest = tokenizer.longest
+        for text in (*case.texts, " " * 200, "\n" * 200, "a" * 999, "\0\x7f\xa0\u2028" * 9):
+            tokens = tokenizer.encode(text, add_special=False, special=True)
+            assert longest is None or len(text.encode()) <= longest * len(tokens)
+
     def test_threads_may_share_it(self, case: Case, tokenizer: Tokenizer) -> None:
         texts = [text * 20 for text in case.texts]
         expected = [tokenizer.encode(text) for text in texts]

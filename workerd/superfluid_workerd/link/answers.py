@@ -1,15 +1,16 @@
-"""What `superfluid-workerd ID info|compat|options|versions|plan|check|facts` answer, as JSON.
+"""What `superfluid-workerd ID about|info|compat|options|versions|plan|check|facts` answer, as JSON.
 
 Adapters build these records, the daemon reads them; neither side needs the other's code.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from superfluid_compat import numbers
+from superfluid_compat.verdicts import Requirement, State
 
 
 class Rights(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +41,13 @@ SAFETENSORS = Format(name="safetensors", holds=("config.json", "*.safetensors"))
 
 
 class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a runtime is: its id, the formats it reads, what its worker may touch."""
+    """What a runtime is: its id, the formats it reads, what its worker may touch.
+
+    `bundled` says that the runtime is in the adapter's own package; else it needs an install.
+    `requires` is the contract that its library must share. `streams` says that it serves models
+    larger than memory. `own_option` names the option by which a user gives a runtime of his own (a
+    library, a virtual environment) in place of an install.
+    """
 
     id: str
     summary: str
@@ -49,6 +56,10 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
     kit: int = numbers.KIT
     version: str = ""
     rights: Rights = msgspec.field(default_factory=Rights)
+    bundled: bool = True
+    requires: Requirement | None = None
+    streams: bool = False
+    own_option: str | None = None
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,21 +74,52 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     contract: int | None = None
 
 
-class Artifact(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to fetch: a requirement of the package index or an https URL, with its digest."""
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """All that an adapter answers from data, in one answer; `options` as `Option.describe`."""
 
-    source: str
+    info: AdapterInfo
+    options: tuple[dict[str, Any], ...] = ()
+    compat: dict[str, Any] = {}
+    versions: tuple[Version, ...] = ()
+
+
+class Wheel(msgspec.Struct, frozen=True, kw_only=True, tag="wheel"):
+    """A wheel of the user's package index, unpacked into the folder `into` of the install.
+
+    `sha256` is of the file that fits this machine; `size` in bytes.
+    """
+
     name: str
+    version: str
     size: int
     sha256: str
+    into: str = ""
+
+
+class Archive(msgspec.Struct, frozen=True, kw_only=True, tag="archive"):
+    """A tar or zip file at an https URL, unpacked into `into` without its first `strip` folders."""
+
+    url: str
+    size: int
+    sha256: str
+    strip: int = 0
+    into: str = ""
+
+
+Artifact: TypeAlias = Wheel | Archive
 
 
 class InstallPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What installing means: the daemon fetches and verifies, the adapter finishes the staged."""
+    """What installing means: the daemon fetches and verifies, the adapter finishes the staged.
+
+    `environment` holds the wheels of a private virtual environment, made from the daemon's own
+    Python in the folder `venv`; the install's workers then run under it.
+    """
 
     version: str
     backend: str = ""
     artifacts: tuple[Artifact, ...] = ()
+    environment: tuple[Wheel, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -92,14 +134,18 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """What `check` found: the runtime's version, its contract number if it has one, its devices.
 
-    `problem` is None when the runtime works here, else one sentence; `rule` is its reason code.
+    `abi` is what the library states, or what the adapter found by evidence. `tested` False says
+    that nobody tried this build. `problem` is None when the runtime works here, else one
+    sentence; then `rule` is its reason code and `state` what it makes of the runtime.
     """
 
     version: str
     abi: int | None = None
     devices: tuple[Device, ...] = ()
+    tested: bool = True
     problem: str | None = None
-    rule: str = "ok"
+    rule: str = "works"
+    state: State = State.BROKEN
     fix: str = ""
 
 

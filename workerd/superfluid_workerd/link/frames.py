@@ -244,15 +244,26 @@ class Delta(_Record, frozen=True):
 
 
 class Prompted(_Frame, frozen=True):
-    """The stream's prompt as token ids, before its first turn; `cached` of them cost nothing."""
+    """The stream's prompt as token ids, before its first turn; `cached` of them cost nothing.
+
+    `cached` is None while the stream waits for a lane; `Prompted` comes again when it has one.
+    """
 
     stream: int
     tokens: list[int]
-    cached: int = 0
+    cached: int | None = None
 
 
 class TurnStats(_Record, frozen=True):
-    """Counters since the load, for metrics and tests. Times in seconds."""
+    """Counters since the load, and gauges of now, for metrics and tests. Times in seconds.
+
+    `seats` sums the streams seated and `ready` those that could have been, turn by turn; the
+    `window` fields are the same of the last turns alone. `queued_s` sums the waits of the
+    `admitted` for a lane, `lingered_s` the waits of turns for company. `shared_tokens` came from
+    the prefix cache instead of a prefill; `refed_tokens` were fed a second time, after a park or a
+    failed step. `stored` sequences of ended streams hold `stored_tokens`; `parked_bytes` is state
+    of preempted streams outside of the runtime.
+    """
 
     turns: int = 0
     failed_turns: int = 0
@@ -261,8 +272,22 @@ class TurnStats(_Record, frozen=True):
     prefill_tokens: int = 0
     decode_tokens: int = 0
     busy_s: float = 0.0
+    lanes: int = 0
     free_lanes: int = 0
     waiting: int = 0
+    window_turns: int = 0
+    window_seats: int = 0
+    window_ready: int = 0
+    admitted: int = 0
+    queued_s: float = 0.0
+    lingered_s: float = 0.0
+    shared_tokens: int = 0
+    refed_tokens: int = 0
+    preempted: int = 0
+    parked: int = 0
+    parked_bytes: int = 0
+    stored: int = 0
+    stored_tokens: int = 0
 
 
 class Turn(_Frame, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -37,7 +38,9 @@ class VocabularyTokenizer(Tokenizer):
 
     def __init__(self, vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> None:
         self._vocabulary = vocabulary
-        self._partition = Partition(vocabulary, read_strips(metadata, vocabulary))
+        strips = read_strips(metadata, vocabulary)
+        self._partition = Partition(vocabulary, strips)
+        self._keeps_bytes = not (strips.left or strips.right)
         for token in vocabulary.of(Kind.BYTE):
             text = vocabulary.pieces[token]
             if not _BYTE_PIECE.fullmatch(text):
@@ -58,6 +61,13 @@ class VocabularyTokenizer(Tokenizer):
     @property
     def stops(self) -> frozenset[int]:
         return self._vocabulary.stops
+
+    @functools.cached_property
+    def longest(self) -> int | None:
+        """See `Tokenizer.longest`. Counted by a piece's own text, which is as long as what it
+        stands for, or longer: a space and some bytes are written with more."""
+        longest = max(map(len, map(str.encode, self._vocabulary.pieces)), default=0)
+        return longest if self._keeps_bytes and longest else None
 
     def encode(self, text: str, *, add_special: bool = True, special: bool = False) -> list[int]:
         """See `Tokenizer.encode`. A lone surrogate in `text` counts as U+FFFD."""

@@ -31,6 +31,12 @@ def _stand_ins() -> dict[int, int | str]:
 
 
 _STAND_INS: Final = _stand_ins()
+_SYMBOLS: Final = frozenset(
+    chr(point)
+    for point in range(0x200)
+    if _STAND_INS.get(point, point) != _NO_BYTE and (point in _STAND_INS or point < 0x100)
+)
+"""The stand-ins of all 256 bytes."""
 
 
 def bytes_of(piece: str) -> bytes:
@@ -51,6 +57,8 @@ class BytePairTokenizer(VocabularyTokenizer):
         vocabulary = read_vocabulary(metadata, defaults)
         super().__init__(vocabulary, metadata)
         self._engine = _engine(vocabulary.ids, _merges(metadata), family)
+        # The engine leaves a byte out that has no piece.
+        self._keeps_bytes = self._keeps_bytes and vocabulary.ids.keys() >= _SYMBOLS
 
     def _encode_text(self, text: str, after_special: bool) -> list[int]:
         return encode_ids(self._engine, text)

@@ -44,6 +44,10 @@ class WordPieceTokenizer(VocabularyTokenizer):
         self._lower = read.flag(metadata, "normalizer.lowercase", True)
         self._strip = read.flag(metadata, "normalizer.strip_accents", self._lower)
 
+    @property
+    def longest(self) -> None:
+        """None: spaces vanish, and a word that is no pieces is one unknown token."""
+
     def _opening(self) -> list[int]:
         return [self._ends[0]]
 

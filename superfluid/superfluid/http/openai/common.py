@@ -259,5 +259,7 @@ class Answer:
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(stream.cached for stream in firsts)},
+            "prompt_tokens_details": {
+                "cached_tokens": sum(stream.cached or 0 for stream in firsts)
+            },
         }

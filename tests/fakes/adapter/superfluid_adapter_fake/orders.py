@@ -47,12 +47,18 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `script` makes greedy decoding repeat this text, the byte at position i being that of index i
     modulo its length; without it the likeliest token is as random as the rest. From length `eos`
     on the likeliest token is the end of the text. `gate` is a path: while it is missing a step
-    waits, ticking. `step_s` is how long each step takes.
+    waits, ticking. `step_s` is how long each step takes. `spare` sequences may exist beside those
+    of the lanes. All together hold `tokens` tokens, 0 for no such bound; `tells` is whether that
+    is said. `retry` says that a failed step may be given again.
     """
 
     context: int = 256
     step_tokens: int = 64
     max_sequences: int = 64
+    spare: int = 0
+    tokens: int = 0
+    tells: bool = True
+    retry: bool = False
     copy: bool = True
     export: bool = True
     truncate: Literal["any", "zero"] = "any"

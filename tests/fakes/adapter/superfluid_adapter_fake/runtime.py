@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from superfluid_workerd.adapter import Logits
 
 _ROOT: Final = hashlib.blake2b(b"root", digest_size=16).digest()
-_STATE_BYTES: Final = 16
+STATE_BYTES: Final = 16
+"""What a token of a sequence takes."""
 _PRINTABLE: Final = np.zeros(VOCABULARY, np.float32)
 _PRINTABLE[:] = -20.0
 _PRINTABLE[32:127] = 0.0
@@ -85,7 +86,7 @@ class FakeRuntime(Runtime):
     def __init__(self, orders: Orders, sequences: int) -> None:
         self._orders = orders
         self._sequences: dict[SequenceId, list[bytes]] = {}
-        self._limit = sequences
+        self._limit = sequences + orders.spare
         self._next = 0
         self._fed = 0
         self._acts = sorted(orders.moments, key=lambda moment: moment.tokens)
@@ -103,7 +104,14 @@ class FakeRuntime(Runtime):
             copy=self._orders.copy,
             export=self._orders.export,
             row_invariant=True,
+            tokens=self._orders.tokens if self._orders.tells else 0,
+            retry=self._orders.retry,
         )
+
+    @property
+    def count(self) -> int:
+        """Sequences that exist."""
+        return len(self._sequences)
 
     def seq_create(self) -> SequenceId:
         return self._add([_ROOT])
@@ -111,9 +119,15 @@ class FakeRuntime(Runtime):
     def _add(self, states: list[bytes]) -> SequenceId:
         if len(self._sequences) >= self._limit:
             raise Capacity(f"{self._limit} sequences exist, no more fit")
+        self._room(len(states) - 1)
         self._next += 1
         self._sequences[self._next] = states
         return self._next
+
+    def _room(self, more: int) -> None:
+        held = sum(len(states) - 1 for states in self._sequences.values())
+        if 0 < self._orders.tokens < held + more:
+            raise Capacity(f"{held} tokens are held and {more} more were wanted")
 
     def _states(self, sequence: SequenceId) -> list[bytes]:
         if sequence not in self._sequences:
@@ -168,6 +182,7 @@ class FakeRuntime(Runtime):
             self._check(feed)
         if sum(len(feed.tokens) for feed in feeds) > self._orders.step_tokens:
             raise OutOfBoundary(f"more than {self._orders.step_tokens} tokens in one step")
+        self._room(sum(len(feed.tokens) for feed in feeds))
         self._wait(tick)
         rows = [self._extend(feed, tick) for feed in feeds]
         if self.fail_next:
@@ -216,7 +231,7 @@ class FakeRuntime(Runtime):
 
     def memory(self) -> MemoryUse:
         states = sum(len(states) - 1 for states in self._sequences.values())
-        return MemoryUse(weights=VOCABULARY, sequences=states * _STATE_BYTES)
+        return MemoryUse(weights=VOCABULARY, sequences=states * STATE_BYTES)
 
     def close(self) -> None:
         self._sequences.clear()

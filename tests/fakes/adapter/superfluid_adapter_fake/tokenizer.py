@@ -36,6 +36,10 @@ class ByteTokenizer(Tokenizer):
     def stops(self) -> frozenset[int]:
         return frozenset({EOS, TURN})
 
+    @property
+    def longest(self) -> int | None:
+        return max(map(len, _SPECIAL))
+
     def encode(self, text: str, *, add_special: bool = True, special: bool = False) -> list[int]:
         head = [BOS] if add_special else []
         if not special:

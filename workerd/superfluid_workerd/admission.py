@@ -1,0 +1,112 @@
+"""Who gets a lane next, and who gives one up: plain data, no runtime."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Collection, Iterator
+from typing import Final
+
+from superfluid_workerd.options import SERVICE_CLASSES
+from superfluid_workerd.stream import Stream
+from superfluid_workerd.turns import Policy
+
+MOST_PASSED: Final = 16
+"""Streams that may go before one that does not fit; then memory is kept for it."""
+
+
+def due(stream: Stream, policy: Policy) -> float:
+    """A stream's place in line, the lower the sooner.
+
+    Within a class, who came first. A class further down counts as having come later by
+    `class_ageing_ms`, so that whoever waits long enough is before every newcomer.
+    """
+    rank = SERVICE_CLASSES.index(stream.service_class)
+    return stream.arrived + rank * policy.class_ageing_ms / 1000
+
+
+class Waiting:
+    """The streams without a lane, in line. `pool` is the tokens that all lanes hold together, 0
+    when each has room of its own.
+
+    A stream that does not fit is passed by those that do, `MOST_PASSED` times; one whose class
+    holds its most lanes, or that waits for a prefix, keeps nobody waiting.
+    """
+
+    def __init__(self, lanes: int, policy: Policy, pool: int) -> None:
+        self._lanes = lanes
+        self._policy = policy
+        self._pool = pool
+        self._line: list[Stream] = []
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(self._line)
+
+    def add(self, stream: Stream) -> None:
+        """Into the line, at its place."""
+        stream.due = due(stream, self._policy)
+        bisect.insort(self._line, stream, key=lambda it: it.due)
+
+    def remove(self, stream: Stream) -> None:
+        """Out of the line."""
+        self._line.remove(stream)
+
+    def next(self, running: Collection[Stream], follows: Callable[[Stream], bool]) -> Stream | None:
+        """The stream whose turn it is, still in line, or None. `follows` says who waits for
+        another's prefill."""
+        if len(running) >= self._lanes:
+            return None
+        passed: list[Stream] = []
+        for stream in self._line:
+            if self._capped(stream, running):
+                continue
+            if self._fits(stream, running):
+                if follows(stream):
+                    continue
+                for other in passed:
+                    other.passed += 1
+                return stream
+            if stream.passed >= MOST_PASSED:
+                return None
+            passed.append(stream)
+        return None
+
+    def victim(
+        self, running: Collection[Stream], follows: Callable[[Stream], bool]
+    ) -> Stream | None:
+        """Who makes room for an interactive stream that found none: of those that it goes
+        before, the lowest class, and of that who came last."""
+        arrival = next((it for it in self._line if self._blocked(it, running, follows)), None)
+        if arrival is None:
+            return None
+        below = [
+            it
+            for it in running
+            if it.service_class != arrival.service_class and it.due > arrival.due
+        ]
+        return max(
+            below, key=lambda it: (SERVICE_CLASSES.index(it.service_class), it.due), default=None
+        )
+
+    def _blocked(
+        self, stream: Stream, running: Collection[Stream], follows: Callable[[Stream], bool]
+    ) -> bool:
+        if stream.service_class != SERVICE_CLASSES[0] or self._capped(stream, running):
+            return False
+        full = len(running) >= self._lanes or not self._fits(stream, running)
+        return full and not follows(stream)
+
+    def _capped(self, stream: Stream, running: Collection[Stream]) -> bool:
+        most = self._policy.most_lanes(stream.service_class)
+        held = sum(it.service_class == stream.service_class for it in running)
+        return 0 < most <= held
+
+    def _fits(self, stream: Stream, running: Collection[Stream]) -> bool:
+        if not self._pool:
+            return True
+        return stream.reserve + sum(it.reserve for it in running) <= self._pool
+
+
+__all__ = ["MOST_PASSED", "Waiting", "due"]
