@@ -3,6 +3,7 @@
     SuperfluidError                     code, exit_code, http_status, fix
     ├── UsageError                      2, 400: refused before anything loads
     │   ├── UnknownOption   BadOptionValue   UnknownAdapter   BadConfig
+    │   └── UnknownInstall   ForeignOption   WrongRuntime   NotInstallable
     ├── RequestError                    400: the client's request, not the server, is at fault
     │   ├── MalformedRequest   InvalidField   ContextLengthExceeded   ChatUnsupported
     │   ├── UnknownModel (404)   NoSuchRoute (404)   MethodNotAllowed (405)
@@ -11,9 +12,11 @@
     │   ├── ModelNotFound   ModelDamaged   FetchFailed   Offline   DigestMismatch   DiskFull
     │   └── UnsupportedArchitecture   UnsupportedType   DoesNotFit
     ├── RuntimeUnavailable              4: the runtime is not here or may not run
-    │   └── RuntimeNotInstalled   RuntimeBroken   ContractRefused   SandboxUnreachable
+    │   ├── RuntimeNotInstalled   RuntimeBroken   ContractRefused   SandboxUnreachable
+    │   ├── RuntimeUntested
+    │   └── InstallFailed   ArtifactUnreachable   ArtifactMismatch   BadArchive   NoRoom
     ├── ServeError                      1: failed while running
-    │   ├── PortInUse   NameInUse   WorkerDied   WorkerGaveUp
+    │   ├── PortInUse   NameInUse   WorkerDied   WorkerGaveUp   InstallInUse
     │   └── Overloaded (503)   Draining (503)   Cancelled
     ├── LinkError                       1: ends the worker, never the daemon
     │   └── LinkClosed   BadFrame   FrameTooLarge
@@ -99,6 +102,26 @@ class UnknownAdapter(UsageError):
 class BadConfig(UsageError):
     code = "bad_config"
     default_fix = "correct the configuration file"
+
+
+class UnknownInstall(UsageError):
+    code = "unknown_install"
+    default_fix = "see superfluid runtimes for what is installed"
+
+
+class ForeignOption(UsageError):
+    code = "foreign_option"
+    default_fix = "leave the option out, or choose its runtime with --runtime"
+
+
+class WrongRuntime(UsageError):
+    code = "wrong_runtime"
+    default_fix = "leave --runtime out, and the model's format decides"
+
+
+class NotInstallable(UsageError):
+    code = "not_installable"
+    default_fix = "see superfluid runtime versions"
 
 
 class RequestError(SuperfluidError):
@@ -240,6 +263,38 @@ class SandboxUnreachable(RuntimeUnavailable):
     default_fix = "choose a sandbox level that this machine reaches"
 
 
+class RuntimeUntested(RuntimeUnavailable):
+    code = "runtime_untested"
+    default_fix = "allow it with --untested"
+
+
+class InstallFailed(RuntimeUnavailable):
+    """A runtime could not be installed; every other install is as it was."""
+
+    code = "install_failed"
+    default_fix = "try again; what failed is cleaned up by the next attempt"
+
+
+class ArtifactUnreachable(InstallFailed):
+    code = "artifact_unreachable"
+    default_fix = "check the network, then try again"
+
+
+class ArtifactMismatch(InstallFailed):
+    code = "artifact_mismatch"
+    default_fix = "try again; if it stays, the source serves another file"
+
+
+class BadArchive(InstallFailed):
+    code = "bad_archive"
+    default_fix = "do not use this archive; get it again from whoever made it"
+
+
+class NoRoom(InstallFailed):
+    code = "no_room"
+    default_fix = "free disk space or set SUPERFLUID_HOME to a larger disk"
+
+
 class ServeError(SuperfluidError):
     code = "serve"
     http_status = 500
@@ -253,6 +308,11 @@ class PortInUse(ServeError):
 class NameInUse(ServeError):
     code = "name_in_use"
     default_fix = "stop the other server or serve under another --name"
+
+
+class InstallInUse(ServeError):
+    code = "install_in_use"
+    default_fix = "stop the server that runs it first"
 
 
 class WorkerDied(ServeError):
