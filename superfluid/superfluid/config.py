@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TypeAlias
 
 from superfluid.logs import Level
 from superfluid_compat.errors import BadOptionValue
-from superfluid_workerd.options import COMMON, Kind, Option, Resolved, Scope, resolve
+from superfluid_workerd.options import (
+    COMMON,
+    SERVICE_CLASSES,
+    Kind,
+    Option,
+    Resolved,
+    Scope,
+    resolve,
+)
 
 DAEMON: Final = (
     Option("host", Kind.STRING, "address to listen on", "127.0.0.1", scope=Scope.DAEMON),
@@ -17,16 +25,27 @@ DAEMON: Final = (
            maximum=65535, scope=Scope.DAEMON),
     Option("name", Kind.STRING, "this server's name; servers of other names share its home",
            "default", scope=Scope.DAEMON),
-    Option("runtime", Kind.STRING, "runtime to serve with; without it the model's format decides",
+    Option("runtime", Kind.STRING, "runtime to serve with, as ID or ID@INSTALL; MODEL=ID is for "
+           "one model, a comma separates; without it the model's format decides",
            scope=Scope.DAEMON),
     Option("log-level", Kind.CHOICE, "least severe records to log", "info",
            choices=tuple(Level), scope=Scope.DAEMON),
     Option("log-file", Kind.PATH, "file to log to beside standard error", scope=Scope.DAEMON),
+    Option("qos", Kind.CHOICE, "class of service of requests that name none", "agent",
+           choices=SERVICE_CLASSES, scope=Scope.DAEMON),
     Option("offline", Kind.BOOLEAN, "fetch nothing", False, scope=Scope.DAEMON),
+    Option("untested", Kind.BOOLEAN, "let a runtime serve that nobody tested", False,
+           scope=Scope.DAEMON),
+    Option("config", Kind.PATH, "configuration file; without it superfluid.toml in the folder for "
+           "configuration", scope=Scope.DAEMON),
 )  # fmt: skip
 """Options of `serve` that the daemon keeps to itself."""
 
 SERVE: Final = (*DAEMON, *COMMON)
+
+Sources: TypeAlias = Sequence[tuple[str, Mapping[str, object]]]
+"""(origin, values by option name), strongest first: what `options.resolve` takes."""
+
 _SERVER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -34,8 +53,10 @@ def settle(
     options: Iterable[Option],
     flags: Mapping[str, object],
     environment: Mapping[str, str] | None = None,
+    config: Sources = (),
 ) -> dict[str, Resolved]:
-    """Every option's value and origin: a flag, else its environment variable, else its default.
+    """Every option's value and origin: a flag, else its environment variable, else what the
+    configuration file says, else its default.
 
     `flags` holds what was given, by option name. An empty variable counts as unset. Raises
     `UnknownOption` and `BadOptionValue`.
@@ -45,7 +66,7 @@ def settle(
     found = {
         option.name: text for option in declared if (text := variables.get(option.variable(), ""))
     }
-    return resolve(declared, [("flag", flags), ("environment", found)])
+    return resolve(declared, [("flag", flags), ("environment", found), *config])
 
 
 def adapter_variables(

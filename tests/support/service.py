@@ -21,6 +21,7 @@ from superfluid_workerd.link.frames import (
     Text,
     Tokenized,
     Tokens,
+    TurnStats,
 )
 
 DESCRIPTION = Description(
@@ -51,7 +52,7 @@ class ScriptedStream:
 
     prompt: Sequence[int]
     deltas: Sequence[Delta | SuperfluidError]
-    cached: int = 0
+    cached: int | None = 0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
@@ -101,6 +102,10 @@ class ScriptedService:
     async def detokenize(self, model: str, tokens: Sequence[int]) -> Detokenized:
         self._known(model)
         return Detokenized(request=0, text=bytes(tokens).decode())
+
+    async def stats(self, model: str) -> TurnStats:
+        self._known(model)
+        return TurnStats(turns=4, seats=10, ready=12, window_turns=2, window_seats=3)
 
     def health(self) -> Mapping[str, Any]:
         return {"status": self.status}

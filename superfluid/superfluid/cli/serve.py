@@ -149,6 +149,7 @@ def settings(
     """The daemon's settings from resolved options."""
     from superfluid.daemon import ServeSettings
     from superfluid.paths import Paths
+    from superfluid_workerd.link.frames import CLASSES
 
     paths, runtime = Paths.find(), values["runtime"].value
     return ServeSettings(
@@ -161,6 +162,7 @@ def settings(
         port=int(_text(values["port"])),
         server=_text(values["name"]),
         runtime=str(runtime) if runtime is not None else None,
+        service_class=CLASSES[_text(values["qos"])],
         adapter_options=adapters,
     )
 

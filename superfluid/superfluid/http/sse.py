@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, Final
 
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -29,7 +30,7 @@ def event(data: dict[str, Any]) -> bytes:
 
 
 class EventStream(Response):
-    """Sends the events that `source()` yields.
+    """Sends the events that `source(headers)` yields; it may set headers until its first one.
 
     A `SuperfluidError` before the first event is raised, so that it becomes a response with its
     own status; a later one becomes the stream's last event.
@@ -37,7 +38,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, source: Callable[[], AsyncGenerator[bytes, None]]) -> None:
+    def __init__(self, source: Callable[[MutableHeaders], AsyncGenerator[bytes, None]]) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._source = source
@@ -50,7 +51,7 @@ class EventStream(Response):
             return
 
     async def _send_all(self, send: Send) -> None:
-        async with aclosing(self._source()) as events:
+        async with aclosing(self._source(self.headers)) as events:
             try:
                 async for chunk in events:
                     await self._chunk(send, chunk)

@@ -189,6 +189,12 @@ class ModelHost:
         )
         return answer
 
+    async def fresh_stats(self) -> frames.TurnStats:
+        """What the turn loop counts, answered by itself; the last known while none serves."""
+        if self.state is WorkerState.SERVING:
+            await self._ask(lambda number: frames.Ping(number=number))
+        return self.stats
+
     async def _ask(self, message: Callable[[int], frames.ToWorker]) -> Any:
         worker = await self._serving_worker()
         number = next(self._numbers)
@@ -410,6 +416,7 @@ class ModelHost:
                 self._answered(message.request, error_of(message.error))
             case frames.Pong():
                 self.stats = message.stats
+                self._answered(message.number, message)
                 self._dispatch(life.Moved(served=False))
 
     def _hello(self, message: frames.Hello) -> None:

@@ -13,6 +13,7 @@ from superfluid_workerd.link.frames import (
     GenerationRequest,
     Prompt,
     Tokenized,
+    TurnStats,
 )
 
 
@@ -61,6 +62,10 @@ class Service(Protocol):
     async def tokenize(self, model: str, prompt: Prompt, *, special: bool) -> Tokenized: ...
 
     async def detokenize(self, model: str, tokens: Sequence[int]) -> Detokenized: ...
+
+    async def stats(self, model: str) -> TurnStats:
+        """Its turn loop's counters, asked for now; the last known ones while no worker serves."""
+        ...
 
     def health(self) -> Mapping[str, Any]:
         """`status` is `ok` when every model can serve; else it says which cannot, and why."""

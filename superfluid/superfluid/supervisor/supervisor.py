@@ -11,7 +11,13 @@ from superfluid.supervisor.service import ServedModel
 from superfluid.supervisor.states import LOADING, WorkerState
 from superfluid.supervisor.streams import LiveStream
 from superfluid_compat.errors import SuperfluidError, UnknownModel
-from superfluid_workerd.link.frames import Detokenized, GenerationRequest, Prompt, Tokenized
+from superfluid_workerd.link.frames import (
+    Detokenized,
+    GenerationRequest,
+    Prompt,
+    Tokenized,
+    TurnStats,
+)
 
 
 class Supervisor:
@@ -40,6 +46,9 @@ class Supervisor:
 
     async def detokenize(self, model: str, tokens: Sequence[int]) -> Detokenized:
         return await self._host(model).detokenize(tokens)
+
+    async def stats(self, model: str) -> TurnStats:
+        return await self._host(model).fresh_stats()
 
     def health(self) -> Mapping[str, Any]:
         states = {name: _health(host) for name, host in self._hosts.items()}

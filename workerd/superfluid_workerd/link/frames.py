@@ -9,7 +9,7 @@ frames, one frame for each turn of the runtime, until an entry carries `finish`,
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -19,6 +19,7 @@ from superfluid_workerd.link.answers import Facts, Refusal
 Channel: TypeAlias = Literal["text", "reasoning", "tool_call"]
 Finish: TypeAlias = Literal["stop", "length", "tool_calls", "cancelled"]
 Class: TypeAlias = Literal["interactive", "completion", "agent", "background"]
+CLASSES: Final[dict[str, Class]] = {name: name for name in get_args(Class)}
 
 
 class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

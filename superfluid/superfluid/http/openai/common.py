@@ -9,12 +9,14 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
+from pydantic import Field
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from superfluid.http import bodies, errors, sse, streams
+from superfluid.http import bodies, errors, quality, sse, streams
 from superfluid.http.settings import HttpSettings
 from superfluid.supervisor.service import ServedModel, Service, Stream
 from superfluid_compat.errors import InvalidField, UnknownModel
@@ -52,6 +54,7 @@ class GenerationBody(bodies.Body, abc.ABC):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    repeat_last_n: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     logit_bias: dict[str, Any] | None = None
     seed: int | None = None
     stop: str | bodies.Many[str] | None = None
@@ -73,6 +76,7 @@ class GenerationBody(bodies.Body, abc.ABC):
                 repetition_penalty=self.repetition_penalty,
                 presence_penalty=self.presence_penalty,
                 frequency_penalty=self.frequency_penalty,
+                penalty_window=self.repeat_last_n,
                 logit_bias=bias or None,
             ),
         )
@@ -196,11 +200,13 @@ class Answer:
         if self.body.stream:
             response: Response = sse.EventStream(self._events)
         else:
-            response = JSONResponse(await streams.unless_gone(request, self._collected()))
+            told, headers = await streams.unless_gone(request, self._collected())
+            response = JSONResponse(told, headers=headers)
         response.headers.update(bodies.headers(self.body))
         return response
 
-    async def _collected(self) -> dict[str, Any]:
+    async def _collected(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """The body, and the headers that only the streams know."""
         async with streams.started(self.service, self.model, self.requests) as running:
             choices = [Choice() for _ in running]
             async with aclosing(streams.merged(running, self.settings.keep_alive_s)) as events:
@@ -211,18 +217,20 @@ class Answer:
                 self.shape.choice(i, choice, stream)
                 for i, (choice, stream) in enumerate(zip(choices, running, strict=True))
             ]
-            return {
+            told = {
                 **self._head(self.shape.whole),
                 "choices": written,
                 "usage": self._usage(running, sum(choice.tokens for choice in choices)),
             }
+            return told, quality.cached(self._firsts(running))
 
-    async def _events(self) -> AsyncGenerator[bytes, None]:
+    async def _events(self, headers: MutableHeaders) -> AsyncGenerator[bytes, None]:
         options = self.body.stream_options
         with_usage = options is not None and options.include_usage
         head = {**self._head(self.shape.part), **({"usage": None} if with_usage else {})}
         tokens = 0
         async with streams.started(self.service, self.model, self.requests) as running:
+            headers.update(quality.cached(self._firsts(running)))
             yield sse.ACCEPTED
             for index in range(len(running)):
                 opening = self.shape.opening(index)
@@ -250,10 +258,12 @@ class Answer:
             "model": self.model,
         }
 
+    def _firsts(self, running: Sequence[Stream]) -> Sequence[Stream]:
+        """One stream for each prompt: a prompt with several choices counts once."""
+        return running[:: 1 if self.body.n is None else self.body.n]
+
     def _usage(self, running: Sequence[Stream], completion: int) -> dict[str, Any]:
-        """A prompt with several choices counts once."""
-        each = 1 if self.body.n is None else self.body.n
-        firsts = running[::each]
+        firsts = self._firsts(running)
         prompt = sum(len(stream.prompt) for stream in firsts)
         return {
             "prompt_tokens": prompt,

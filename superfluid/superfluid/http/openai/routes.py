@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from superfluid.http import bodies
+from superfluid.http import bodies, quality, stats
 from superfluid.http.openai.chat import ChatBody
 from superfluid.http.openai.common import Answer, GenerationBody, served
 from superfluid.http.openai.completions import CompletionBody
@@ -31,6 +31,7 @@ class OpenAI:
             Route("/v1/models/{name:path}", self.model, methods=["GET"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/superfluid/stats", self.stats, methods=["GET"]),
             Route("/v1/tokenize", self.tokenize, methods=["POST"]),
             Route("/v1/detokenize", self.detokenize, methods=["POST"]),
         ]
@@ -42,6 +43,11 @@ class OpenAI:
     async def model(self, request: Request) -> Response:
         return JSONResponse(_row(served(self._service, request.path_params["name"])))
 
+    async def stats(self, request: Request) -> Response:
+        names = [model.name for model in self._service.models()]
+        found = {name: stats.told(await self._service.stats(name)) for name in names}
+        return JSONResponse({"models": found})
+
     async def completions(self, request: Request) -> Response:
         return await self._generated(request, CompletionBody)
 
@@ -51,7 +57,10 @@ class OpenAI:
     async def _generated(self, request: Request, kind: type[GenerationBody]) -> Response:
         body = await bodies.read(request, kind)
         model = served(self._service, body.model).name
-        requests, shape = body.generation_requests(), body.shape()
+        shape = body.shape()
+        requests = quality.classed(
+            body.generation_requests(), request.headers, self._settings.service_class
+        )
         answer = Answer(self._service, self._settings, model, body, requests, shape)
         return await answer.respond(request)
 
