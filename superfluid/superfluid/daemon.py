@@ -22,7 +22,7 @@ from superfluid.supervisor.host import Folders, ModelHost, ModelSpec
 from superfluid.supervisor.ledger import Ledger
 from superfluid.supervisor.supervisor import Supervisor
 from superfluid_compat.errors import ExitCode, PortInUse, UsageError
-from superfluid_workerd.link.frames import Load
+from superfluid_workerd.link.frames import Class, Load
 from superfluid_workerd.options import Option, Resolved, resolve
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class ServeSettings:
     adapter's id, None picks by format. `common` holds every option of `options.COMMON`.
     `adapter_options` holds what was given for each adapter by id, unresolved: only its worker
     knows its options. `port` 0 takes a free one. `state` and `cache` are folders of this home,
-    shared by every server on it; `server` tells the servers apart.
+    shared by every server on it; `server` tells the servers apart. `service_class` is that of
+    requests which name none.
     """
 
     model: Path
@@ -58,6 +59,7 @@ class ServeSettings:
     port: int = 8453
     server: str = "default"
     runtime: str | None = None
+    service_class: Class = "agent"
     adapter_options: Mapping[str, Sources] = field(default_factory=dict)
 
 
@@ -81,7 +83,8 @@ async def serve(settings: ServeSettings, say: Say, catalog: Catalog | None = Non
         spec = await signals.unless_asked(_spec(settings, catalog or Catalog(), say))
         if spec is None:
             return ExitCode.OK
-        return await _serve(ModelHost(spec, folders), listener, signals, say)
+        host = ModelHost(spec, folders)
+        return await _serve(host, listener, signals, say, settings.service_class)
 
 
 def _clear(folders: Folders) -> None:
@@ -143,10 +146,12 @@ def _origins(options: Mapping[str, Resolved]) -> dict[str, Any]:
     return {name: {"value": found.value, "origin": found.origin} for name, found in options.items()}
 
 
-async def _serve(host: ModelHost, listener: socket.socket, signals: Signals, say: Say) -> ExitCode:
+async def _serve(
+    host: ModelHost, listener: socket.socket, signals: Signals, say: Say, service_class: Class
+) -> ExitCode:
     supervisor = Supervisor([host])
     supervisor.start()
-    server = _http(supervisor, listener)
+    server = _http(supervisor, listener, service_class)
     answering = asyncio.create_task(server.serve(sockets=[listener]))
     over = asyncio.create_task(supervisor.over())
     ready = asyncio.create_task(_announce(host, listener, say))
@@ -181,7 +186,7 @@ async def _announce(host: ModelHost, listener: socket.socket, say: Say) -> None:
     say(f"try: curl {url}/completions -d '{_EXAMPLE}'")
 
 
-def _http(supervisor: Supervisor, listener: socket.socket) -> uvicorn.Server:
+def _http(supervisor: Supervisor, listener: socket.socket, service_class: Class) -> uvicorn.Server:
     # Imported while the worker loads.
     import uvicorn
 
@@ -199,7 +204,7 @@ def _http(supervisor: Supervisor, listener: socket.socket) -> uvicorn.Server:
 
     return Server(
         uvicorn.Config(
-            build(supervisor, HttpSettings(host=host, port=port)),
+            build(supervisor, HttpSettings(host=host, port=port, service_class=service_class)),
             http="h11",
             ws="none",
             lifespan="off",
