@@ -41,6 +41,40 @@ _TEMPLATE_KEY: Final = "tokenizer.chat_template"
 
 def load(request: OpenRequest, *, rss: Probe = default_probe) -> LoadedModel:
     """Load as `Adapter.open` says. The plan is made before any weight is read."""
+    planned = _plan(request, rss)
+    source, config, settings = planned.source, planned.config, planned.settings
+    ask, plan = planned.ask, planned.plan
+    tokenizer = load_tokenizer(source)
+    threads = threads_for(request.threads)
+    kernels = Kernels(threads=threads, exact=settings.exact, cache=request.shared)
+    kernels.prepare({one.type for one in source.tensors.values()}, (settings.kv_type,))
+    template = source.metadata.get(_TEMPLATE_KEY)
+    return LoadedModel(
+        runtime=_Assembly(source, config, settings, ask, plan, kernels).runtime(request.progress),
+        tokenizer=tokenizer,
+        facts=facts_of(source),
+        record=_record(request, settings, plan, threads),
+        template=template if isinstance(template, str) else None,
+        family=source.architecture,
+        plan=dict(plan.parts),
+    )
+
+
+def memory_plan(request: OpenRequest, *, rss: Probe = default_probe) -> dict[str, int]:
+    """The plan that `load` would make, in bytes by part; raises what `load` raises before it."""
+    return dict(_plan(request, rss).plan.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    source: ModelSource
+    config: ModelConfig
+    settings: Settings
+    ask: Ask
+    plan: MemoryPlan
+
+
+def _plan(request: OpenRequest, rss: Probe) -> _Planned:
     source = open_source(request.model)
     config = configure(source)
     settings = Settings.of(request.options)
@@ -56,20 +90,7 @@ def load(request: OpenRequest, *, rss: Probe = default_probe) -> LoadedModel:
     held = rss()
     budget = budget_bytes(request.memory_budget, held)
     plan = make_plan(source, config, ask, budget=budget, rss=held)
-    tokenizer = load_tokenizer(source)
-    threads = threads_for(request.threads)
-    kernels = Kernels(threads=threads, exact=settings.exact, cache=request.shared)
-    kernels.prepare({one.type for one in source.tensors.values()}, (settings.kv_type,))
-    template = source.metadata.get(_TEMPLATE_KEY)
-    return LoadedModel(
-        runtime=_Assembly(source, config, settings, ask, plan, kernels).runtime(request.progress),
-        tokenizer=tokenizer,
-        facts=facts_of(source),
-        record=_record(request, settings, plan, threads),
-        template=template if isinstance(template, str) else None,
-        family=source.architecture,
-        plan=dict(plan.parts),
-    )
+    return _Planned(source, config, settings, ask, plan)
 
 
 def _check_settings(request: OpenRequest, settings: Settings, config: ModelConfig) -> None:
@@ -105,6 +126,7 @@ class _Assembly:
             return self._with(manager, progress)
         except BaseException:
             manager.close()
+            self.kernels.close()
             raise
 
     def _with(self, manager: MemoryManager, progress: Progress) -> NativeRuntime:
@@ -128,6 +150,7 @@ class _Assembly:
             if reader is not None:
                 reader.close()
             manager.close()
+            self.kernels.close()
 
         scheduler = LayerScheduler(manager, layers, prefetch=reader or (lambda layer: None))
         return NativeRuntime(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -22,8 +23,8 @@ def probe(options: Options, shared: Path) -> Probe:
     """Compile a product, run it on every core and compare it with NumPy's."""
     threads = threads_for(0)
     try:
-        kernels = Kernels(threads=threads, exact=True, cache=shared, writable=True)
-        worst = _worst_error(kernels)
+        with closing(Kernels(threads=threads, exact=True, cache=shared, writable=True)) as kernels:
+            worst = _worst_error(kernels)
     except Exception as error:  # noqa: BLE001  # whatever fails here is the probe's finding
         return Probe(
             version=_VERSION,

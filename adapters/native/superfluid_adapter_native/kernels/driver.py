@@ -9,7 +9,9 @@ others, then sleep.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import os
 import struct
 import threading
 import weakref
@@ -22,7 +24,6 @@ import numpy as np
 from numba.core import types
 from numba.core.ccallback import CFunc
 from numba.extending import register_jitable
-from numpy.typing import NDArray
 
 from superfluid_adapter_native.kernels.atomics import add, call, library, read, swap, write
 from superfluid_adapter_native.kernels.cache import KernelCache
@@ -45,6 +46,7 @@ _STATE_WORDS: Final = 64
 _LEFT: Final = (1 << 20) - 1
 _LOOKS: Final = 100_000
 _SPINS: Final = 500
+_RING_S: Final = 0.1
 
 _give_way = library("sched_yield", "")
 _lock = library("pthread_mutex_lock", "lock")
@@ -112,7 +114,8 @@ def _help(state: int, thread: int) -> None:
 class Driver:
     """Compiles kernels and runs them on `threads` threads; called by one thread at a time.
 
-    The helpers end with the driver.
+    `close` ends the helpers, and without it they end soon after the driver is gone; what runs
+    afterwards, or in a forked child, which has no helpers, runs on the caller alone.
     """
 
     def __init__(self, store: KernelCache, threads: int) -> None:
@@ -126,14 +129,22 @@ class Driver:
         self._alone = self._compile("run_alone", _run_alone, 3)
         self._together = self._compile("run_together", _run_together, 4)
         help_ = self._compile("help", _help, 2)
-        state, self._state = _new_state()
-        helpers = [
-            threading.Thread(target=help_, args=(self._state, i), name=f"kernels-{i}", daemon=True)
-            for i in range(1, threads)
-        ]
-        for helper in helpers:
-            helper.start()
-        weakref.finalize(self, _stop, state, helpers)
+        self._team = _Team(help_, threads - 1)
+        self._end = weakref.finalize(self, self._team.dismiss)
+        # By then compiled code may be gone under a helper: `_close_all` waits for them instead.
+        self._end.atexit = False
+        _drivers.add(self)
+
+    def close(self) -> None:
+        """End the helpers; returns when they have ended."""
+        if self._end.detach() is not None:
+            self._team.end()
+        self.threads = 1
+
+    def forked(self) -> None:
+        """The helpers stayed in the parent, perhaps with the lock in hand."""
+        self._end.detach()
+        self.threads = 1
 
     def _compile(self, name: str, function: Callable[..., None], arguments: int) -> Any:
         dispatcher: Any = numba.njit(nogil=True)(function)
@@ -156,25 +167,64 @@ class Driver:
         if alone or tasks < 2 or self.threads < 2:
             self._alone(kernel, self._address, tasks)
         else:
-            self._together(self._state, kernel, self._address, tasks)
+            self._together(self._team.address, kernel, self._address, tasks)
 
 
-def _new_state() -> tuple[NDArray[np.int64], int]:
-    """What threads share: words at an address of whole cache lines, its lock and bell made."""
-    raw = np.zeros(_STATE_WORDS + 8, np.int64)
-    state = raw[-(raw.ctypes.data // 8) % 8 :][:_STATE_WORDS]
-    address = int(state.ctypes.data)
-    c_library = ctypes.CDLL(None)
-    c_library.pthread_mutex_init(ctypes.c_void_p(address + 8 * _LOCK), None)
-    c_library.pthread_cond_init(ctypes.c_void_p(address + 8 * _BELL), None)
-    return state, address
+class _Team:
+    """Helper threads and what they share: words at an address of whole cache lines, among them a
+    lock and a bell. Each helper keeps the words, and the code that it runs, until it has ended."""
+
+    def __init__(self, help_: Callable[[int, int], None], count: int) -> None:
+        raw = np.zeros(_STATE_WORDS + 8, np.int64)
+        self._words = raw[-(raw.ctypes.data // 8) % 8 :][:_STATE_WORDS]
+        self.address = int(self._words.ctypes.data)
+        _c_library.pthread_mutex_init(self._pointer(_LOCK), None)
+        _c_library.pthread_cond_init(self._pointer(_BELL), None)
+        self._help = help_
+        self._helpers = [
+            threading.Thread(target=self._work, args=(i,), name=f"kernels-{i}", daemon=True)
+            for i in range(1, count + 1)
+        ]
+        for helper in self._helpers:
+            helper.start()
+
+    def _work(self, thread: int) -> None:
+        self._help(self.address, thread)
+
+    def _pointer(self, word: int) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.address + 8 * word)
+
+    def dismiss(self) -> None:
+        """Have the helpers end. Waits for none of them: the garbage collector calls this in any
+        thread, with any lock held, and a helper's end takes the compiler's lock."""
+        self._words[_STOP] = 1
+        _c_library.pthread_mutex_lock(self._pointer(_LOCK))
+        _c_library.pthread_cond_broadcast(self._pointer(_BELL))
+        _c_library.pthread_mutex_unlock(self._pointer(_LOCK))
+
+    def end(self) -> None:
+        """`dismiss` and wait."""
+        for helper in self._helpers:
+            while helper.is_alive():
+                # Again and again, since some C libraries lose a broadcast once in a blue moon.
+                self.dismiss()
+                helper.join(_RING_S)
 
 
-def _stop(state: NDArray[np.int64], helpers: Sequence[threading.Thread]) -> None:
-    state[_STOP] = 1
-    c_library, address = ctypes.CDLL(None), int(state.ctypes.data)
-    c_library.pthread_mutex_lock(ctypes.c_void_p(address + 8 * _LOCK))
-    c_library.pthread_cond_broadcast(ctypes.c_void_p(address + 8 * _BELL))
-    c_library.pthread_mutex_unlock(ctypes.c_void_p(address + 8 * _LOCK))
-    for helper in helpers:
-        helper.join()
+_c_library: Final = ctypes.CDLL(None)
+_drivers: Final[weakref.WeakSet[Driver]] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for driver in list(_drivers):
+        driver.close()
+
+
+def _forked() -> None:
+    for driver in list(_drivers):
+        driver.forked()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -37,7 +37,7 @@ class Kernels:
     `exact` multiplies with floats as they are; otherwise x is rounded to int8 per thirty-two where
     a weight is quantised. Either way a row of a result has the same bits whatever rows stand beside
     it and however many threads there are. `cache` is a folder that kernels are read from, and
-    written to if `writable`; without one everything compiles here.
+    written to if `writable`; without one everything compiles here. `close` ends its threads.
     """
 
     def __init__(
@@ -55,6 +55,10 @@ class Kernels:
         self._driver = Driver(self.store, threads)
         self._kernels: dict[str, int] = {}
         self._scratch = np.empty(0, np.float32)
+
+    def close(self) -> None:
+        """End the helper threads; what is called afterwards runs on its caller."""
+        self._driver.close()
 
     def prepare(
         self,

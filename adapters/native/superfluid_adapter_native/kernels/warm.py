@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 
 from superfluid_adapter_native.kernels.engine import CacheType, Kernels
@@ -18,6 +19,6 @@ def warm(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
     """Saves in `folder` what models of these types need; how many kernels were not there yet."""
-    kernels = Kernels(threads=1, exact=exact, cache=folder, writable=True)
-    kernels.prepare(kinds, caches, progress)
-    return kernels.store.compiled
+    with closing(Kernels(threads=1, exact=exact, cache=folder, writable=True)) as kernels:
+        kernels.prepare(kinds, caches, progress)
+        return kernels.store.compiled
