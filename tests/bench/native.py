@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,88 +114,85 @@ def _streaming(bench: Bench) -> Iterator[Row]:
     cap = model.stat().st_size // 2
     one = _order(bench, model, cap=cap)
     prepare(one)
-    conditions = {
-        "file": model.name,
-        "cap_mib": cap >> 20,
-        "threads": one.threads,
-        "file_is": "warm",
+    conditions = {"file": model.name, "cap_mib": cap >> 20, "threads": one.threads, "start": "warm"}
+    found = alternate(bench.rounds, _sharers(one))
+    yield from _figures("native, streaming", found["t"], conditions)
+    yield from _figures(f"native, streaming, {_MANY} sequences", found["t8"], conditions)
+    yield from _sharing(model, found, conditions)
+    yield from _seed(bench, model, one, conditions)
+
+
+def _sharers(order: Order) -> dict[str, Callable[[], Measured]]:
+    """What `_sharing` compares: one and eight sequences, streaming as ordered and resident."""
+    resident = msgspec.structs.replace(order, cap=None, budget=None, group=None, cold=False)
+    orders = {
+        "t": order,
+        "t8": msgspec.structs.replace(order, sequences=_MANY),
+        "c": resident,
+        "c8": msgspec.structs.replace(resident, sequences=_MANY),
     }
-    calls = {
-        1: partial(measure, one),
-        _MANY: partial(measure, msgspec.structs.replace(one, sequences=_MANY)),
-    }
-    found = alternate(bench.rounds, {str(key): call for key, call in calls.items()})
-    for count, samples in found.items():
-        yield from _figures(f"native, streaming, {count} sequences", samples, conditions)
-    yield from _sharing(bench, model, one, found["1"], found[str(_MANY)], conditions)
-    yield from _seed(bench, model, cap, statistics.median(it.rate for it in found["1"]), conditions)
+    return {name: partial(measure, one) for name, one in orders.items()}
 
 
 def _sharing(
-    bench: Bench,
     model: Path,
-    order: Order,
-    single: list[Measured],
-    many: list[Measured],
+    found: Mapping[str, list[Measured]],
     conditions: dict[str, Any],
     group: Path | None = None,
 ) -> Iterator[Row]:
     """How much of what reading and computing allow the eight sequences reach."""
-    resident = msgspec.structs.replace(order, cap=None, budget=None, group=None, cold=False)
-    calls = {
-        "C": partial(measure, resident),
-        "C8": partial(measure, msgspec.structs.replace(resident, sequences=_MANY)),
-    }
-    computed = alternate(bench.rounds, calls)
-    samples = {
-        "R, time to read": reading.seconds(model, single[0].streamed, group),
-        "C, time to compute one row": [it.turn_s for it in computed["C"]],
-        f"C8, time to compute {_MANY} rows": [it.turn_s for it in computed["C8"]],
-        "turn of one sequence": [it.turn_s for it in single],
-        f"turn of {_MANY} sequences": [it.turn_s for it in many],
-    }
-    for name, some in samples.items():
-        note = f"{single[0].streamed >> 20} MiB" if name.startswith("R") else ""
-        yield Row(name=name, unit="s", samples=some, note=note, conditions=conditions)
-    r, c, c8, t, t8 = (statistics.median(some) for some in samples.values())
-    for name, turn, bound in (
-        ("one sequence", t, max(r, c)),
-        (f"{_MANY} sequences", t8, max(r, c8)),
+    streamed = found["t"][0].streamed
+    reads = reading.seconds(model, streamed, group)
+    turns = {name: [one.turn_s for one in samples] for name, samples in found.items()}
+    for name, samples, note in (
+        ("R, time to read", reads, f"{streamed >> 20} MiB"),
+        ("C, time to compute one row", turns["c"], ""),
+        (f"C8, time to compute {_MANY} rows", turns["c8"], ""),
+        ("turn of one sequence", turns["t"], ""),
+        (f"turn of {_MANY} sequences", turns["t8"], ""),
     ):
+        yield Row(name=name, unit="s", samples=samples, note=note, conditions=conditions)
+    r = statistics.median(reads)
+    bound = [max(r, c) for c in turns["c"]]
+    bound8 = [max(r, c8) for c8 in turns["c8"]]
+    over, over8 = ratios(turns["t"], bound), ratios(turns["t8"], bound8)
+    for name, samples in (("one sequence", over), (f"{_MANY} sequences", over8)):
         yield Row(
             name=f"turn of {name} over what bounds it",
             unit="x",
-            samples=[turn / bound],
-            note="the longer of reading and computing",
+            samples=samples,
             conditions=conditions,
         )
-    allowed = _MANY * max(r, c) / max(r, c8)
-    reached = _MANY * t / t8
+    # 8 t / t8 over 8 max(R, C) / max(R, C8).
     yield Row(
         name=f"gain of {_MANY} sequences over one, of the allowed",
         unit="x",
-        samples=[reached / allowed],
+        samples=ratios(over, over8),
         wanted="0.8 or more",
-        note=f"reached {reached:.2f} of {allowed:.2f}",
         conditions=conditions,
     )
 
 
-def _seed(
-    bench: Bench, model: Path, cap: int, ours: float, conditions: dict[str, Any]
-) -> Iterator[Row]:
+def _seed(bench: Bench, model: Path, order: Order, conditions: dict[str, Any]) -> Iterator[Row]:
     try:
         program = seed.install(bench.folder / f"flatrun-{seed.VERSION}")
     except subprocess.CalledProcessError:
         yield Row(name="seed runtime", unit="", samples=[], note="cannot be installed here")
         return
-    rates = [seed.streaming_rate(program, model, cap) for _ in range(bench.rounds)]
+    tokens = 2 if bench.quick else 6
+    found: dict[str, list[float]] = alternate(
+        bench.rounds,
+        {
+            "native": lambda: measure(order).rate,
+            "seed": lambda: seed.streaming_rate(program, model, order.cap or 0, tokens),
+        },
+    )
     named = {**conditions, "flatrun": seed.VERSION}
-    yield Row(name="seed, streaming: decode", unit="tok/s", samples=rates, conditions=named)
+    yield Row(name="seed, streaming: decode", unit="tok/s", samples=found["seed"], conditions=named)
     yield Row(
         name="native streaming decode over the seed's",
         unit="x",
-        samples=[ours / rate for rate in rates],
+        samples=ratios(found["native"], found["seed"]),
         wanted="30 or more",
         conditions=named,
     )
@@ -214,25 +211,28 @@ def _little_memory(bench: Bench) -> Iterator[Row]:
             budget=limit - _MARGIN, group=str(group), kv_type="f16",
         )  # fmt: skip
         prepare(order)
-        conditions = {"file": model.name, "cgroup_mib": limit >> 20, "file_is": "cold"}
+        conditions = {"file": model.name, "cgroup_mib": limit >> 20, "start": "cold"}
         plain = msgspec.structs.replace(order, engine="llamacpp", repack=False)
-        calls = {"native": partial(measure, order), "llamacpp": partial(measure, plain)}
+        calls = _sharers(order)
+        calls["llamacpp"] = partial(measure, plain)
         try:
             found = alternate(bench.rounds, calls)
         except Killed as error:
             yield Row(name="in a cgroup", unit="", samples=[], note=str(error))
             return
-        for name, samples in found.items():
-            yield from _figures(f"{name}, in a cgroup", samples, conditions)
-        single = found["native"]
+        for key, name in (
+            ("t", "native"),
+            ("llamacpp", "llamacpp, plain map"),
+            ("t8", f"native, {_MANY} sequences"),
+        ):
+            yield from _figures(f"{name}, in a cgroup", found[key], conditions)
         yield Row(
             name="native decode over llama.cpp's plain map",
             unit="x",
-            samples=ratios([one.rate for one in single], [one.rate for one in found["llamacpp"]]),
+            samples=ratios(
+                [one.rate for one in found["t"]], [one.rate for one in found["llamacpp"]]
+            ),
             wanted="1.5 or more",
             conditions=conditions,
         )
-        eight = msgspec.structs.replace(order, sequences=_MANY)
-        many = [measure(eight) for _ in range(2 * bench.rounds)]
-        yield from _figures(f"native, {_MANY} sequences, in a cgroup", many, conditions)
-        yield from _sharing(bench, model, order, single, many, conditions, group)
+        yield from _sharing(model, found, conditions, group)
