@@ -47,6 +47,7 @@ class NativeAdapter(Adapter):
     def info(self) -> AdapterInfo:
         return AdapterInfo(
             id="native",
+            kit=1,
             summary="superfluid's own runtime: any model size, streamed through memory by layers",
             formats=(GGUF, SAFETENSORS),
             aliases=("numpy",),

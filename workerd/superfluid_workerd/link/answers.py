@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from superfluid_compat import numbers
 from superfluid_compat.verdicts import Requirement, State
 
 
@@ -43,17 +42,19 @@ SAFETENSORS = Format(name="safetensors", holds=("config.json", "*.safetensors"))
 class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a runtime is: its id, the formats it reads, what its worker may touch.
 
-    `bundled` says that the runtime is in the adapter's own package; else it needs an install.
-    `requires` is the contract that its library must share. `streams` says that it serves models
-    larger than memory. `own_option` names the option by which a user gives a runtime of his own (a
-    library, a virtual environment) in place of an install.
+    `kit` is the contract number that the adapter was written against, a literal in its source:
+    `numbers.KIT` would only say which kit is installed. `bundled` says that the runtime is in the
+    adapter's own package; else it needs an install. `requires` is the contract that its library
+    must share. `streams` says that it serves models larger than memory. `own_option` names the
+    option by which a user gives a runtime of his own (a library, a virtual environment) in place
+    of an install.
     """
 
     id: str
     summary: str
     formats: tuple[Format, ...]
     aliases: tuple[str, ...] = ()
-    kit: int = numbers.KIT
+    kit: int
     version: str = ""
     rights: Rights = msgspec.field(default_factory=Rights)
     bundled: bool = True

@@ -36,6 +36,7 @@ class FakeAdapter(Adapter):
     def info(self) -> AdapterInfo:
         return AdapterInfo(
             id="fake",
+            kit=1,
             summary="a deterministic runtime for tests",
             formats=(Format(name="fake", magic=MAGIC.hex()),),
             aliases=("pretend",),
