@@ -1,8 +1,8 @@
 """The JSON documents that host applications read, and their schemas.
 
 `compat`, `runtimes`, `versions`, `options` and `serves`. Each carries `schema`, the number of its
-layout; `schemas/NAME-NUMBER.json` beside this file is its JSON schema. Within one number fields are only
-added.
+layout; `schemas/NAME-NUMBER.json` beside this file is its JSON schema. Within one number fields
+are only added.
 """
 
 from __future__ import annotations

@@ -19,6 +19,11 @@ from superfluid_workerd.options import (
     resolve,
 )
 
+CONFIG: Final = Option(
+    "config", Kind.PATH, "configuration file; without it superfluid.toml in the folder for "
+    "configuration", scope=Scope.DAEMON,
+)  # fmt: skip
+
 DAEMON: Final = (
     Option("host", Kind.STRING, "address to listen on", "127.0.0.1", scope=Scope.DAEMON),
     Option("port", Kind.INTEGER, "port to listen on; 0 takes a free one", 8453, minimum=0,
@@ -36,8 +41,7 @@ DAEMON: Final = (
     Option("offline", Kind.BOOLEAN, "fetch nothing", False, scope=Scope.DAEMON),
     Option("untested", Kind.BOOLEAN, "let a runtime serve that nobody tested", False,
            scope=Scope.DAEMON),
-    Option("config", Kind.PATH, "configuration file; without it superfluid.toml in the folder for "
-           "configuration", scope=Scope.DAEMON),
+    CONFIG,
 )  # fmt: skip
 """Options of `serve` that the daemon keeps to itself."""
 

@@ -8,14 +8,17 @@ import errno
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from superfluid.catalog.catalog import Catalog
 from superfluid.catalog.environment import worker_environment
-from superfluid.catalog.prepared import Preparations
+from superfluid.catalog.prepared import Preparations, Say
+from superfluid.catalog.standing import Choice, Chooser, Wanted
+from superfluid.config import Sources
+from superfluid.installs.store import Installs
 from superfluid.paths import unwritable
 from superfluid.supervisor import name
 from superfluid.supervisor.host import Folders, ModelHost, ModelSpec
@@ -23,15 +26,11 @@ from superfluid.supervisor.ledger import Ledger
 from superfluid.supervisor.supervisor import Supervisor
 from superfluid_compat.errors import ExitCode, PortInUse, UsageError
 from superfluid_workerd.link.frames import Class, Load
-from superfluid_workerd.options import Option, Resolved, resolve
+from superfluid_workerd.options import Resolved
 
 if TYPE_CHECKING:
     import uvicorn
 
-Sources: TypeAlias = Sequence[tuple[str, Mapping[str, object]]]
-"""(origin, values by option name), strongest first: what `options.resolve` takes."""
-
-Say: TypeAlias = Callable[[str], None]
 DRAIN_S: Final = 30.0
 _BACKLOG: Final = 512
 _EXAMPLE: Final = '{"prompt": "The capital of France is", "max_tokens": 16}'
@@ -42,12 +41,12 @@ T = TypeVar("T")
 class ServeSettings:
     """What to serve, where and how; everything that needs no worker is checked already.
 
-    `model` is the file or folder on disk, `model_name` what clients call it. `runtime` is an
-    adapter's id, None picks by format. `common` holds every option of `options.COMMON`.
-    `adapter_options` holds what was given for each adapter by id, unresolved: only its worker
-    knows its options. `port` 0 takes a free one. `state` and `cache` are folders of this home,
-    shared by every server on it; `server` tells the servers apart. `service_class` is that of
-    requests which name none.
+    `model` is the file or folder on disk, `model_name` what clients call it. `wanted` names a
+    runtime, or leaves it to the format; `untested` lets an untested one serve. `common` holds
+    every option of `options.COMMON`. `adapter_options` holds what was given for each adapter by
+    id, unresolved: only its worker knows its options. `port` 0 takes a free one. `state`, `cache`
+    and `runtimes` are folders of this home, shared by every server on it; `server` tells the
+    servers apart.
     """
 
     model: Path
@@ -55,10 +54,12 @@ class ServeSettings:
     common: Mapping[str, Resolved]
     state: Path
     cache: Path
+    runtimes: Path
     host: str = "127.0.0.1"
     port: int = 8453
     server: str = "default"
-    runtime: str | None = None
+    wanted: Wanted = field(default_factory=Wanted)
+    untested: bool = False
     service_class: Class = "agent"
     adapter_options: Mapping[str, Sources] = field(default_factory=dict)
 
@@ -80,11 +81,14 @@ async def serve(settings: ServeSettings, say: Say, catalog: Catalog | None = Non
     ):
         folders = Folders(home / "scratch", settings.state / "dossiers", home / "workers")
         _clear(folders)
-        spec = await signals.unless_asked(_spec(settings, catalog or Catalog(), say))
+        choosing = Choosing(settings, catalog or Catalog(), say)
+        spec = await signals.unless_asked(choosing.spec())
         if spec is None:
             return ExitCode.OK
-        host = ModelHost(spec, folders)
-        return await _serve(host, listener, signals, say, settings.service_class)
+        with choosing.held():
+            return await _serve(
+                ModelHost(spec, folders), listener, signals, say, settings.service_class
+            )
 
 
 def _clear(folders: Folders) -> None:
@@ -96,44 +100,72 @@ def _clear(folders: Folders) -> None:
     shutil.rmtree(folders.scratch, ignore_errors=True)
 
 
-async def _spec(settings: ServeSettings, catalog: Catalog, say: Say) -> ModelSpec:
-    model = settings.model.resolve()
-    row = await catalog.pick(model, settings.runtime)
-    declared = await catalog.options(row.id)
-    resolved = _resolved(row.id, declared, settings.adapter_options.get(row.id, ()))
-    options = {name.removeprefix(f"{row.id}-"): it.value for name, it in resolved.items()}
-    preparations = Preparations(settings.cache)
-    await preparations.ensure(catalog, row, model, options, say)
-    return ModelSpec(
-        name=settings.model_name,
-        runtime=row.id,
-        load=Load(
-            model=str(model),
+class Choosing:
+    """From settings to a runtime that is ready for the model."""
+
+    def __init__(self, settings: ServeSettings, catalog: Catalog, say: Say) -> None:
+        self._settings, self._catalog, self._say = settings, catalog, say
+        self._model = settings.model.resolve()
+        self._preparations = Preparations(settings.cache)
+        self._installs = Installs(settings.runtimes)
+        self._choice: Choice | None = None
+
+    async def choose(self) -> Choice:
+        """Raises what `Chooser.choose` raises."""
+        settings = self._settings
+        chooser = Chooser(
+            self._catalog,
+            self._installs,
+            self._preparations,
+            settings.adapter_options,
+            settings.untested,
+            _count(settings, "memory-budget") or None,
+            self._say,
+        )
+        self._choice = await chooser.choose(self._model, settings.wanted)
+        return self._choice
+
+    async def memory(self, choice: Choice) -> dict[str, int]:
+        """The memory plan that the load would follow, in bytes by part."""
+        common = {name: _count(self._settings, name) for name in self._settings.common}
+        id_, place = choice.standing.row.id, choice.standing.place
+        return await self._catalog.memory(id_, self._model, choice.values, common, place)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep what serves from being removed meanwhile."""
+        install = self._choice.standing.install if self._choice else None
+        with self._installs.held(install) if install else contextlib.nullcontext():
+            yield
+
+    async def spec(self) -> ModelSpec:
+        """What the supervisor serves, the runtime prepared for it."""
+        settings, choice = self._settings, await self.choose()
+        row, place = choice.standing.row, choice.standing.place
+        await self._preparations.ensure(
+            self._catalog, row, self._model, choice.values, self._say, place=place
+        )
+        named = {f"{row.id}-{name}": found for name, found in choice.options.items()}
+        return ModelSpec(
             name=settings.model_name,
-            scratch="",
-            shared=str(preparations.shared(row.id)),
-            context=_count(settings, "context"),
-            lanes=_count(settings, "lanes"),
-            threads=_count(settings, "threads"),
-            memory_budget=_count(settings, "memory-budget") or None,
-            options=options,
-        ),
-        command=lambda link: catalog.workerd.argv(row.id, "serve", "--link", str(link)),
-        environment=worker_environment,
-        origins=_origins(settings.common) | _origins(resolved),
-    )
-
-
-def _resolved(id_: str, declared: Iterable[Option], sources: Sources) -> dict[str, Resolved]:
-    """An adapter's options by the names that users give them, so that refusals say those."""
-    named = [replace(option, name=f"{id_}-{option.name}") for option in declared]
-    return resolve(
-        named,
-        [
-            (origin, {f"{id_}-{name}": it for name, it in given.items()})
-            for origin, given in sources
-        ],
-    )
+            runtime=choice.standing.label,
+            load=Load(
+                model=str(self._model),
+                name=settings.model_name,
+                scratch="",
+                shared=str(self._preparations.shared(row.id)),
+                context=_count(settings, "context"),
+                lanes=_count(settings, "lanes"),
+                threads=_count(settings, "threads"),
+                memory_budget=_count(settings, "memory-budget") or None,
+                options=choice.values,
+            ),
+            command=lambda link: self._catalog.workerd.argv(
+                row.id, "serve", "--link", str(link), place=place
+            ),
+            environment=worker_environment,
+            origins=origins(settings.common) | origins(named),
+        )
 
 
 def _count(settings: ServeSettings, option: str) -> int:
@@ -142,7 +174,8 @@ def _count(settings: ServeSettings, option: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _origins(options: Mapping[str, Resolved]) -> dict[str, Any]:
+def origins(options: Mapping[str, Resolved]) -> dict[str, Any]:
+    """Each value with where it came from, as plain JSON."""
     return {name: {"value": found.value, "origin": found.origin} for name, found in options.items()}
 
 

@@ -29,6 +29,14 @@ class Paths:
     def models(self) -> Path:
         return self.data / "models"
 
+    @property
+    def runtimes(self) -> Path:
+        return self.data / "runtimes"
+
+    @property
+    def config_file(self) -> Path:
+        return self.config / "superfluid.toml"
+
     @classmethod
     def under(cls, root: Path) -> Paths:
         """All four below one root."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,6 +52,7 @@ class NativeAdapter(Adapter):
             formats=(GGUF, SAFETENSORS),
             aliases=("numpy",),
             version=importlib.metadata.version("superfluid"),
+            streams=True,
         )
 
     def options(self) -> Sequence[Option]:
@@ -83,6 +84,11 @@ class NativeAdapter(Adapter):
         from superfluid_adapter_native.readiness import warm
 
         warm(facts, options, shared, progress)
+
+    def memory(self, request: OpenRequest) -> Mapping[str, int]:
+        from superfluid_adapter_native.loading import memory_plan
+
+        return memory_plan(request)
 
     def tokenizer(self, model: Path, options: Options) -> Tokenizer:
         from superfluid_adapter_native.formats.open import open_source

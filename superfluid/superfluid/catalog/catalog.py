@@ -12,40 +12,47 @@ import msgspec
 
 from superfluid.catalog import entries, formats
 from superfluid.catalog.entries import Entry
-from superfluid.catalog.workerd import Workerd, shipped
+from superfluid.catalog.workerd import HERE, Place, Workerd, shipped
 from superfluid_compat import numbers
 from superfluid_compat.errors import (
     BadOptionValue,
-    ContractRefused,
     ModelError,
     RuntimeBroken,
-    RuntimeNotInstalled,
-    RuntimeUnavailable,
     SuperfluidError,
     UnknownAdapter,
+    WrongRuntime,
 )
-from superfluid_compat.verdicts import State, require_number
-from superfluid_workerd.link.answers import AdapterInfo, Facts, Format, Probe
+from superfluid_compat.verdicts import require_number
+from superfluid_workerd.link.answers import About, AdapterInfo, Facts, Format, InstallPlan, Probe
 from superfluid_workerd.options import Option, nearest
 
 ANSWER_S: Final = 30.0
 CHECK_S: Final = 300.0
 PREPARE_S: Final = 1800.0
-_UNAVAILABLE: Final[Mapping[str, type[RuntimeUnavailable]]] = {
-    State.NOT_INSTALLED: RuntimeNotInstalled,
-    State.MISSING: RuntimeNotInstalled,
-    State.REFUSED: ContractRefused,
-}
-"""What a probe's rule makes of its problem; any other is `RuntimeBroken`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One adapter: what it says of itself, or why it could not."""
+    """One adapter: all that it says of itself from data, or why it could not."""
 
     entry: Entry
-    info: AdapterInfo | None
+    about: About | None
     problem: SuperfluidError | None = None
+
+    @property
+    def info(self) -> AdapterInfo | None:
+        return self.about.info if self.about else None
+
+    @property
+    def options(self) -> list[Option]:
+        """What it declares. Raises `RuntimeBroken` when a declaration is unusable."""
+        said = self.about.options if self.about else ()
+        try:
+            return [Option.from_description(each) for each in said]
+        except (KeyError, TypeError, ValueError, BadOptionValue) as error:
+            raise RuntimeBroken(
+                f"runtime {self.id} declares an unusable option: {error}"
+            ) from error
 
     @property
     def id(self) -> str:
@@ -73,76 +80,126 @@ class Catalog:
         """All adapters, the broken ones with their reason."""
         return list(await asyncio.gather(*(self._row(entry) for entry in self.entries)))
 
+    async def row(self, adapter: str) -> Row:
+        """The adapter of that id or alias. Raises `UnknownAdapter`, or why it cannot answer."""
+        exact = [entry for entry in self.entries if entry.id == adapter]
+        row = await self._row(exact[0]) if exact else named(await self.rows(), adapter)
+        if row.problem is not None:
+            raise row.problem
+        return row
+
     async def _row(self, entry: Entry) -> Row:
         if entry.problem is not None:
             return Row(entry, None, entry.problem)
         try:
-            info = await self.workerd.ask(entry.id, ["info"], AdapterInfo, timeout_s=ANSWER_S)
-            require_number("adapter kit", found=info.kit, wanted=numbers.KIT)
+            about = await self.workerd.ask(entry.id, ["about"], About, timeout_s=ANSWER_S)
+            require_number("adapter kit", found=about.info.kit, wanted=numbers.KIT)
         except SuperfluidError as error:
             return Row(entry, None, error)
-        return Row(entry, info)
+        return Row(entry, about)
 
-    async def options(self, adapter: str) -> list[Option]:
-        """The options `adapter` declares."""
-        said = await self.workerd.ask(
-            adapter, ["options"], list[dict[str, Any]], timeout_s=ANSWER_S
-        )
-        try:
-            return [Option.from_description(each) for each in said]
-        except (KeyError, TypeError, ValueError, BadOptionValue) as error:
-            raise RuntimeBroken(f"runtime {adapter} declares an unusable option: {error}") from (
-                error
-            )
-
-    async def facts(self, adapter: str, model: Path) -> Facts:
+    async def facts(self, adapter: str, model: Path, place: Place = HERE) -> Facts:
         """What the model's header says, read by a worker."""
-        return await self.workerd.ask(adapter, ["facts", str(model)], Facts, timeout_s=ANSWER_S)
+        words = ["facts", str(model)]
+        return await self.workerd.ask(adapter, words, Facts, place=place, timeout_s=ANSWER_S)
 
-    async def check(self, adapter: str, options: Mapping[str, Any], shared: Path) -> Probe:
-        """Try the runtime here. Raises the `RuntimeUnavailable` that its problem means."""
-        probe = await self.workerd.ask(
-            adapter,
-            ["check", *_folder_and_options(shared, options)],
-            Probe,
-            timeout_s=CHECK_S,
-        )
-        if probe.problem is not None:
-            kind = _UNAVAILABLE.get(probe.rule, RuntimeBroken)
-            raise kind(f"runtime {adapter}: {probe.problem}", fix=probe.fix or None)
-        return probe
+    async def check(
+        self, adapter: str, options: Mapping[str, Any], shared: Path, place: Place = HERE
+    ) -> Probe:
+        """What trying the runtime here found; a problem is an answer, not an error."""
+        words = ["check", *_folder_and_options(shared, options)]
+        return await self.workerd.ask(adapter, words, Probe, place=place, timeout_s=CHECK_S)
 
     async def prepare(
-        self, adapter: str, facts: Facts, options: Mapping[str, Any], shared: Path
+        self,
+        adapter: str,
+        facts: Facts,
+        options: Mapping[str, Any],
+        shared: Path,
+        place: Place = HERE,
     ) -> None:
         """Have `shared` filled for models with these facts."""
         words = ["prepare", *_folder_and_options(shared, options)]
         given = msgspec.json.encode(facts)
-        await self.workerd.ask(adapter, words, dict[str, Any], given=given, timeout_s=PREPARE_S)
+        await self.workerd.ask(
+            adapter, words, dict[str, Any], given=given, place=place, timeout_s=PREPARE_S
+        )
 
-    async def pick(self, model: Path, runtime: str | None = None) -> Row:
-        """The adapter that serves `model`: the one named `runtime`, else by the model's format.
+    async def memory(
+        self,
+        adapter: str,
+        model: Path,
+        options: Mapping[str, Any],
+        numbers: Mapping[str, int],
+        place: Place = HERE,
+    ) -> dict[str, int]:
+        """The memory plan of a load, in bytes by part; `numbers` are the common options'."""
+        flags = [word for name, it in numbers.items() for word in (f"--{name}", str(it))]
+        words = ["memory", str(model), *flags, "--options", _json(options)]
+        return await self.workerd.ask(
+            adapter, words, dict[str, int], place=place, timeout_s=ANSWER_S
+        )
 
-        Raises `UnknownAdapter`, `ModelNotFound`, `ModelError` when none reads what is there, or
-        the problem of the adapter that was named or is the only one.
+    async def install_plan(self, adapter: str, version: str, backend: str) -> InstallPlan:
+        """How to install that version."""
+        words = ["plan", version, *(["--backend", backend] if backend else [])]
+        return await self.workerd.ask(adapter, words, InstallPlan, timeout_s=ANSWER_S)
+
+    async def finish_install(self, adapter: str, plan: InstallPlan, staged: Place) -> None:
+        """Have the adapter finish what is staged."""
+        words = ["install", str(staged.folder)]
+        given = msgspec.json.encode(plan)
+        await self.workerd.ask(
+            adapter, words, dict[str, Any], given=given, place=staged, timeout_s=PREPARE_S
+        )
+
+    async def candidates(self, model: Path, runtime: str | None = None) -> list[Row]:
+        """The adapters that read `model` by its format, best first; the one named `runtime` alone.
+
+        A dedicated engine comes before one that streams weights, one that was installed before
+        one that ships, then by id. Raises `UnknownAdapter`, `ModelNotFound`, `WrongRuntime` when
+        another than the one named reads it, `ModelError` when none does, or the problem of the
+        adapter that was named or is the only one.
         """
         rows = await self.rows()
-        if runtime is not None:
-            rows = [_named(rows, runtime)]
-        for row in rows:
-            if row.format_of(model) is not None:
-                return row
-        working = [row for row in rows if row.info is not None]
+        asked = rows if runtime is None else [named(rows, runtime)]
+        reading = [row for row in asked if row.format_of(model) is not None]
+        if reading:
+            return sorted(reading, key=_preference)
+        working = [row for row in asked if row.info is not None]
         if not working:
-            raise next((row.problem for row in rows if row.problem), _no_adapter())
+            raise next((row.problem for row in asked if row.problem), _no_adapter())
+        others = [row for row in rows if row.format_of(model) is not None]
+        if runtime is not None and others:
+            raise _wrong(model, working[0], others)
         raise _unread(model, working)
 
 
+def _preference(row: Row) -> tuple[bool, bool, str]:
+    info = row.info
+    return (info is None or info.streams, info is None or info.bundled, row.id)
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return msgspec.json.encode(dict(value)).decode()
+
+
+def _wrong(model: Path, row: Row, others: Sequence[Row]) -> WrongRuntime:
+    reads = ", ".join(each.name for each in row.info.formats) if row.info else "nothing"
+    return WrongRuntime(
+        f"{model} is {formats.found(model)}, which runtime {row.id} does not read (it reads "
+        f"{reads})",
+        fix=f"give --runtime {others[0].id}, or leave it out",
+        param="runtime",
+    )
+
+
 def _folder_and_options(shared: Path, options: Mapping[str, Any]) -> list[str]:
-    return ["--shared", str(shared), "--options", msgspec.json.encode(dict(options)).decode()]
+    return ["--shared", str(shared), "--options", _json(options)]
 
 
-def _named(rows: Sequence[Row], runtime: str) -> Row:
+def named(rows: Sequence[Row], runtime: str) -> Row:
+    """The row of that id or alias. Raises `UnknownAdapter` with the nearest."""
     for row in rows:
         if row.named(runtime):
             return row

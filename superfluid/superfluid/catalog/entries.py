@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -10,6 +11,8 @@ from typing import Final
 from superfluid_compat.errors import RuntimeBroken
 
 GROUP: Final = "superfluid.adapters"
+OVERRIDE: Final = "SUPERFLUID_WORKER_"
+"""`SUPERFLUID_WORKER_<ID>` is the command that answers for the adapter of that id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +27,24 @@ class Entry:
     problem: RuntimeBroken | None = None
 
 
+def override(adapter: str) -> str | None:
+    """The command that the environment names as this adapter's worker."""
+    return os.environ.get(f"{OVERRIDE}{adapter.replace('-', '_').upper()}") or None
+
+
 def find(points: Iterable[EntryPoint] | None = None) -> tuple[Entry, ...]:
-    """Every adapter by id. An id that two distributions claim is one entry with that problem."""
+    """Every adapter by id. An id that two distributions claim is one entry with that problem; one
+    that only the environment names a worker for is an entry like others."""
     by_id: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=GROUP) if points is None else points:
         by_id.setdefault(point.name, []).append(point)
-    return tuple(_entry(name, claims) for name, claims in sorted(by_id.items()))
+    found = {name: _entry(name, claims) for name, claims in by_id.items()}
+    if points is None:
+        for variable, command in os.environ.items():
+            id_ = variable.removeprefix(OVERRIDE).replace("_", "-").lower()
+            if variable.startswith(OVERRIDE) and command:
+                found[id_] = Entry(id_, variable, "", "")
+    return tuple(found[name] for name in sorted(found))
 
 
 def _entry(name: str, claims: list[EntryPoint]) -> Entry:

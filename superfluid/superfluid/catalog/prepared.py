@@ -12,25 +12,34 @@ import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
+import os
 import platform
+import shlex
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from packaging.requirements import Requirement
 
 from superfluid.catalog.catalog import Catalog, Row
-from superfluid.catalog.entries import Entry
-from superfluid.paths import private_folder, unwritable
+from superfluid.catalog.entries import override
+from superfluid.catalog.workerd import HERE, Place
+from superfluid.installs.store import MANIFEST
+from superfluid.paths import open_private, private_folder, unwritable
+from superfluid_compat.verdicts import Verdict
+from superfluid_workerd.link.answers import Probe
+
+Say: TypeAlias = Callable[[str], None]
+"""Told one line at a time, for a person at a terminal."""
 
 QUIET_S: Final = 2.0
 _POLL_S: Final = 0.1
 
 
 class Preparations:
-    """The adapters' shared folders below `cache`, with their stamps."""
+    """The adapters' shared folders below `cache`, with what is known of each runtime there."""
 
     def __init__(self, cache: Path) -> None:
         self._cache = cache
@@ -39,22 +48,53 @@ class Preparations:
         """The folder that this adapter's workers share, made when missing."""
         return private_folder(self._cache / "shared" / adapter)
 
+    async def probe(
+        self,
+        catalog: Catalog,
+        row: Row,
+        options: Mapping[str, Any],
+        place: Place = HERE,
+        say: Say = lambda line: None,
+    ) -> Probe:
+        """What checking the runtime found; a check that found no problem is not done again.
+
+        Raises what `Catalog.check` raises, and `BadConfig` when the cache cannot be written.
+        """
+        shared = self.shared(row.id)
+        known = private_folder(self._cache / "checked") / _key(row, options, shared, place)
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return msgspec.json.decode(known.read_bytes(), type=Probe)
+        line = f"checking the {row.id} runtime on this machine, which happens once"
+        notice = asyncio.get_running_loop().call_later(QUIET_S, say, line)
+        try:
+            found = await catalog.check(row.id, options, shared, place)
+        finally:
+            notice.cancel()
+        if found.problem is None:
+            try:
+                _write(known, msgspec.json.encode(found))
+            except OSError as error:
+                raise unwritable(known, error) from error
+        return found
+
     async def ensure(
         self,
         catalog: Catalog,
         row: Row,
         model: Path,
         options: Mapping[str, Any],
-        say: Callable[[str], None],
+        say: Say,
+        *,
+        place: Place = HERE,
     ) -> None:
         """Check the runtime and prepare it for `model`, in workers that hold no model, unless
         that was done before; `say` hears of it when it takes long.
 
-        Raises what `Catalog.check`, `facts` and `prepare` raise, and `BadConfig` when the cache
-        cannot be written.
+        Raises what `Catalog.facts` and `prepare` raise, the runtime's verdict when it does not
+        work here, and `BadConfig` when the cache cannot be written.
         """
         try:
-            await self._ensure(catalog, row, model, options, say)
+            await self._ensure(catalog, row, model, options, say, place=place)
         except OSError as error:
             raise unwritable(self._cache, error) from error
 
@@ -64,10 +104,12 @@ class Preparations:
         row: Row,
         model: Path,
         options: Mapping[str, Any],
-        say: Callable[[str], None],
+        say: Say,
+        *,
+        place: Place,
     ) -> None:
-        shared = self.shared(row.id)
-        stamp = private_folder(self._cache / "prepared") / _key(row.entry, model, options, shared)
+        shared, folder = self.shared(row.id), private_folder(self._cache / "prepared")
+        stamp = folder / _key(row, options, shared, place, model)
         if stamp.exists():
             return
         line = f"preparing the {row.id} runtime for this model, which happens once"
@@ -76,12 +118,26 @@ class Preparations:
             async with _alone(stamp.parent / f"{row.id}.lock"):
                 if stamp.exists():
                     return
-                facts = await catalog.facts(row.id, model)
-                await catalog.check(row.id, options, shared)
-                await catalog.prepare(row.id, facts, options, shared)
+                facts = await catalog.facts(row.id, model, place)
+                probe = await self.probe(catalog, row, options, place)
+                if probe.problem is not None:
+                    raise of_problem(probe).error(row.id)
+                await catalog.prepare(row.id, facts, options, shared, place)
                 stamp.touch(mode=0o600)
         finally:
             notice.cancel()
+
+
+def of_problem(probe: Probe) -> Verdict:
+    """The verdict that a probe's problem is."""
+    return Verdict(probe.state, probe.rule, str(probe.problem), "", probe.fix)
+
+
+def _write(path: Path, data: bytes) -> None:
+    new = path.with_suffix(f".{os.getpid()}")
+    with open(new, "wb", opener=open_private) as out:
+        out.write(data)
+    new.replace(path)
 
 
 @contextlib.asynccontextmanager
@@ -96,20 +152,39 @@ async def _alone(path: Path) -> AsyncIterator[None]:
         yield
 
 
-def _key(entry: Entry, model: Path, options: Mapping[str, Any], shared: Path) -> str:
-    file = model.stat()
+def _key(
+    row: Row, options: Mapping[str, Any], shared: Path, place: Place, model: Path | None = None
+) -> str:
+    entry, info = row.entry, row.info
+    own = options.get(info.own_option) if info and info.own_option else None
     facts = {
         "entry": (entry.id, entry.distribution, entry.version),
-        "code": max(_changes(entry.package), default=0),
+        "code": max(_changes(entry.package), default=0) if entry.package else 0,
         "needs": sorted(_needs(entry.distribution)),
-        "python": (sys.version, sys.executable),
+        "worker": (override(entry.id), *(_stamp(Path(word)) for word in _words(entry.id))),
+        "python": (sys.version, sys.executable, str(place.interpreter)),
         "machine": (platform.machine(), platform.node()),
-        "model": (str(model), file.st_size, file.st_mtime_ns),
+        "model": _stamp(model) if model else None,
         "options": sorted(options.items()),
+        "own": _stamp(Path(own)) if isinstance(own, str) else None,
+        "install": _stamp(place.folder / MANIFEST) if place.folder else None,
         # A folder that was emptied or made anew was filled by nobody.
         "shared": shared.stat().st_ino,
     }
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
+
+
+def _words(adapter: str) -> list[str]:
+    return shlex.split(override(adapter) or "")
+
+
+def _stamp(path: Path) -> tuple[str, int, int]:
+    """What changes when a file does; zeros for one that is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return str(path), 0, 0
+    return str(path), found.st_size, found.st_mtime_ns
 
 
 def _changes(package: str) -> Iterator[int]:
@@ -122,7 +197,8 @@ def _changes(package: str) -> Iterator[int]:
 
 def _needs(distribution: str) -> Iterator[str]:
     """The versions here of what `distribution` requires."""
-    for text in importlib.metadata.requires(distribution) or ():
-        name = Requirement(text).name
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            yield f"{name} {importlib.metadata.version(name)}"
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
+        for text in importlib.metadata.requires(distribution) or ():
+            name = Requirement(text).name
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                yield f"{name} {importlib.metadata.version(name)}"

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
+import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 
+from superfluid.catalog.entries import GROUP, override
 from superfluid.catalog.environment import worker_environment
 from superfluid.supervisor.tail import Tail
 from superfluid_compat.errors import RuntimeBroken
@@ -25,14 +30,39 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a runtime lies: the folder of its install, and the Python its workers run under.
+
+    Both None for a runtime that ships with its adapter.
+    """
+
+    folder: Path | None = None
+    interpreter: Path | None = None
+
+
+HERE: Final = Place()
+
+
+@dataclass(frozen=True, slots=True)
 class Workerd:
     """The command that becomes a worker; `prefix` is its argv up to the worker's own arguments."""
 
     prefix: tuple[str, ...]
 
-    def argv(self, adapter: str, *words: str) -> list[str]:
-        """A worker of `adapter` that leaves with this process."""
-        return [*self.prefix, "--parent", str(os.getpid()), adapter, *words]
+    def argv(self, adapter: str, *words: str, place: Place = HERE) -> list[str]:
+        """A worker of `adapter` that leaves with this process.
+
+        A worker named by `SUPERFLUID_WORKER_<ID>` comes before all others.
+        """
+        named = override(adapter)
+        if named is not None:
+            prefix = tuple(shlex.split(named))
+        elif place.interpreter is not None:
+            prefix = bridged(place.interpreter, adapter)
+        else:
+            prefix = self.prefix
+        install = ("--install", str(place.folder)) if place.folder else ()
+        return [*prefix, "--parent", str(os.getpid()), *install, adapter, *words]
 
     async def ask(
         self,
@@ -41,6 +71,7 @@ class Workerd:
         answer: type[T],
         *,
         given: bytes = b"",
+        place: Place = HERE,
         timeout_s: float,
     ) -> T:
         """The JSON answer to `words`, decoded as `answer`; `given` goes to its stdin.
@@ -48,7 +79,7 @@ class Workerd:
         Raises what the worker refused with, or `RuntimeBroken` when it died, took longer than
         `timeout_s` or answered something else.
         """
-        child = await self._start(adapter, words)
+        child = await self._start(adapter, words, place)
         errors = Tail()
         try:
             async with asyncio.timeout(timeout_s):
@@ -69,8 +100,10 @@ class Workerd:
         except msgspec.MsgspecError as error:
             raise _broken(adapter, words, f"answered something else: {error}", errors) from error
 
-    async def _start(self, adapter: str, words: Sequence[str]) -> asyncio.subprocess.Process:
-        argv = self.argv(adapter, *words)
+    async def _start(
+        self, adapter: str, words: Sequence[str], place: Place
+    ) -> asyncio.subprocess.Process:
+        argv = self.argv(adapter, *words, place=place)
         try:
             return await asyncio.create_subprocess_exec(
                 *argv,
@@ -91,6 +124,33 @@ def shipped() -> Workerd:
     `-P` keeps the current folder from lending it modules.
     """
     return Workerd((sys.executable, "-P", "-m", "superfluid_workerd"))
+
+
+def bridged(interpreter: Path, adapter: str) -> tuple[str, ...]:
+    """A worker under another Python, which is lent our packages and the adapter's."""
+    points = list(entry_points(group=GROUP, name=adapter))
+    owners = {point.dist.name: point.dist for point in points if point.dist is not None}
+    names = {"superfluid_compat", "superfluid_workerd"}
+    names |= {point.module.partition(".")[0] for point in points}
+    packages = dict(_folders(sorted(names)))
+    lent = {
+        "packages": packages,
+        "distributions": [
+            (name, found.version, found.read_text("entry_points.txt") or "")
+            for name, found in owners.items()
+        ],
+    }
+    bridge = Path(packages["superfluid_workerd"], "bridge.py")
+    return (str(interpreter), "-I", str(bridge), msgspec.json.encode(lent).decode())
+
+
+def _folders(packages: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The folder of each top-level package, or a module's file; nothing is imported."""
+    for name in packages:
+        found = importlib.util.find_spec(name)
+        if found is not None:
+            folders = found.submodule_search_locations or ([found.origin] if found.origin else ())
+            yield from ((name, folder) for folder in folders)
 
 
 async def _read(child: asyncio.subprocess.Process) -> bytes:

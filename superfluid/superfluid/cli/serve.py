@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand
 
-from superfluid.config import SERVE, adapter_variables, server_name, settle
-from superfluid_compat.errors import UsageError
-from superfluid_workerd.options import COMMON, Kind, Option, Resolved, nearest, unknown_option
+from superfluid.cli.settled import Settled, settled
+from superfluid.config import SERVE, server_name
+from superfluid_workerd.options import COMMON, Kind, Option, Resolved
 
 if TYPE_CHECKING:
-    from superfluid.daemon import ServeSettings, Sources
+    from superfluid.daemon import ServeSettings
     from superfluid.models.resolve import Located
 
 _EXTRA: Final = "superfluid.extra"
@@ -26,31 +25,36 @@ class ServeCommand(TyperCommand):
     """Sets aside what it does not know: `--ID-NAME VALUE` belongs to the adapter ID."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        known = {flag for parameter in self.params for flag in parameter.opts}
-        known.update(ctx.help_option_names)
+        known = {flag: _takes_value(each) for each in self.params for flag in each.opts}
+        known.update(dict.fromkeys(ctx.help_option_names, False))
         kept, extra = split_unknown(args, known)
         ctx.meta[_EXTRA] = extra
         return super().parse_args(ctx, kept)
 
 
+def _takes_value(parameter: Any) -> bool:
+    return not getattr(parameter, "is_flag", False)
+
+
 def split_unknown(
-    arguments: Sequence[str], known: Iterable[str]
+    arguments: Sequence[str], known: Mapping[str, bool]
 ) -> tuple[list[str], list[tuple[str, str | None]]]:
     """The arguments without unknown long flags, and those flags with their values.
 
-    A flag's value follows `=` or is the next argument; None when there is none.
+    `known` says of each other flag whether it takes a value. A flag's value follows `=` or is the
+    next argument; None when there is none.
     """
-    names, kept, extra = set(known), list[str](), list[tuple[str, str | None]]()
+    kept, extra = list[str](), list[tuple[str, str | None]]()
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
         if argument == "--":
             return [*kept, argument, *rest], extra
         name, equals, value = argument.partition("=")
-        if not argument.startswith("--") or name in names:
+        if not argument.startswith("--") or name in known:
             kept.append(argument)
             # The value of a known flag is no flag, whatever it looks like.
-            if name in names and not equals and rest and name != "--offline":
+            if known.get(name) and not equals and rest:
                 kept.append(rest.pop(0))
         elif equals or not rest or rest[0].startswith("--"):
             extra.append((name, value if equals else None))
@@ -68,6 +72,9 @@ def serve(
             "without it the shelf's default."
         ),
     ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print what would serve and how; start nothing.")
+    ] = False,
     **given: Any,
 ) -> None:
     """Serve a model to OpenAI clients.
@@ -75,43 +82,18 @@ def serve(
     Options of a runtime are given as --ID-NAME VALUE, such as --native-cache-bytes 512M.
     """
     flags = {name.replace("_", "-"): value for name, value in given.items() if value is not None}
-    values = settle(SERVE, flags)
-    adapters = adapter_options(invocation.meta[_EXTRA])
-    server_name(_text(values["name"]))
-    _set_up_logs(values)
-    _run(model, values, adapters)
+    told = settled(model, flags, invocation.meta[_EXTRA])
+    server_name(_text(told.values["name"]))
+    _set_up_logs(told.values)
+    located = _locate(told.argument, offline=bool(told.values["offline"].value))
+    if plan:
+        from superfluid.cli.plan import show_plan
 
+        show_plan(settings(located, told))
+    else:
+        from superfluid.daemon import run
 
-def adapter_options(given: Sequence[tuple[str, str | None]]) -> dict[str, Sources]:
-    """What flags and environment give for each adapter, by its id; the adapter's worker says
-    later which names it has.
-
-    Raises `UnknownOption` for a flag that is of no adapter, `UsageError` for one without value.
-    """
-    ids = sorted(adapter_ids(), key=len, reverse=True)
-    flags: dict[str, dict[str, object]] = {id_: {} for id_ in ids}
-    for flag, value in given:
-        id_ = next((id_ for id_ in ids if flag.startswith(f"--{id_}-")), None)
-        if id_ is None:
-            raise unknown_option(flag, _known_flags(flag, ids), "flag")
-        if value is None:
-            raise UsageError(f"{flag} has no value, wanted one", fix=f"give {flag} VALUE")
-        flags[id_][flag.removeprefix(f"--{id_}-")] = value
-    return {
-        id_: (("flag", flags[id_]), ("environment", adapter_variables(id_))) for id_ in sorted(ids)
-    }
-
-
-def adapter_ids() -> list[str]:
-    """Ids of the installed adapters, by their entry points' names."""
-    return [point.name for point in importlib.metadata.entry_points(group="superfluid.adapters")]
-
-
-def _known_flags(flag: str, ids: Sequence[str]) -> list[str]:
-    """Flags that `flag` may have meant; with a mistyped adapter, the same name at the right one."""
-    word, _, name = flag.removeprefix("--").partition("-")
-    near = nearest(word, ids)
-    return [option.flag() for option in SERVE] + ([f"--{near}-{name}"] if near and name else [])
+        raise typer.Exit(run(settings(located, told)))
 
 
 def _set_up_logs(values: Mapping[str, Resolved]) -> None:
@@ -119,16 +101,6 @@ def _set_up_logs(values: Mapping[str, Resolved]) -> None:
 
     file = values["log-file"].value
     set_up(Level(_text(values["log-level"])), Path(str(file)) if file else None)
-
-
-def _run(
-    model: str | None, values: Mapping[str, Resolved], adapters: Mapping[str, Sources]
-) -> None:
-    located = _locate(model, offline=bool(values["offline"].value))
-
-    from superfluid.daemon import run
-
-    raise typer.Exit(run(settings(located, values, adapters)))
 
 
 def _locate(model: str | None, *, offline: bool) -> Located:
@@ -143,27 +115,29 @@ def _locate(model: str | None, *, offline: bool) -> Located:
         return locate(name, Store(Paths.find()), reports, offline=offline)
 
 
-def settings(
-    located: Located, values: Mapping[str, Resolved], adapters: Mapping[str, Sources]
-) -> ServeSettings:
-    """The daemon's settings from resolved options."""
+def settings(located: Located, told: Settled) -> ServeSettings:
+    """The daemon's settings from what was told."""
+    from superfluid.catalog.standing import Wanted
     from superfluid.daemon import ServeSettings
     from superfluid.paths import Paths
     from superfluid_workerd.link.frames import CLASSES
 
-    paths, runtime = Paths.find(), values["runtime"].value
+    paths, values, name = Paths.find(), told.values, told.name or located.name
+    runtime = values["runtime"].value
     return ServeSettings(
         model=located.path,
-        model_name=located.name,
+        model_name=name,
         common={option.name: values[option.name] for option in COMMON},
         state=paths.state,
         cache=paths.cache,
+        runtimes=paths.runtimes,
         host=_text(values["host"]),
         port=int(_text(values["port"])),
         server=_text(values["name"]),
-        runtime=str(runtime) if runtime is not None else None,
+        wanted=Wanted.parse(str(runtime) if runtime is not None else None, name),
+        untested=bool(values["untested"].value),
         service_class=CLASSES[_text(values["qos"])],
-        adapter_options=adapters,
+        adapter_options=told.adapters,
     )
 
 

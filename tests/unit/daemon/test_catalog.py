@@ -24,11 +24,11 @@ from superfluid_compat.errors import (
     ModelError,
     ModelNotFound,
     RuntimeBroken,
-    RuntimeNotInstalled,
     SuperfluidError,
     UnknownAdapter,
+    WrongRuntime,
 )
-from superfluid_workerd.link.answers import GGUF, SAFETENSORS, Format
+from superfluid_workerd.link.answers import GGUF, SAFETENSORS, About, AdapterInfo, Format
 
 ANSWERS = {
     "good": '{"id": "good", "summary": "s", "aliases": ["fine"], '
@@ -62,7 +62,7 @@ def catalog(folder: Path, *names: str) -> Catalog:
         if ID == "refusing":
             print(json.dumps(dict(code="model_damaged", message="bad", fix="mend it")))
             sys.exit(3)
-        print(answers[ID])
+        print('{{"info": ' + answers[ID] + '}}')
     """
     return Catalog(workerd(folder, body), [entry(name) for name in names])
 
@@ -124,7 +124,7 @@ async def test_adapters_are_asked_side_by_side(tmp_path: Path) -> None:
         open(os.path.join({str(tmp_path)!r}, ID + ".asked"), "w").close()
         while sum(n.endswith(".asked") for n in os.listdir({str(tmp_path)!r})) < 3:
             time.sleep(0.01)
-        print('{{"id": "x", "summary": "s", "formats": []}}')
+        print('{{"info": {{"id": "x", "summary": "s", "formats": []}}}}')
     """
     rows = await Catalog(workerd(tmp_path, body), [entry(name) for name in "abc"]).rows()
     assert [row.problem for row in rows] == [None] * 3
@@ -212,9 +212,8 @@ async def test_the_format_picks_the_runtime(tmp_path: Path) -> None:
     model = tmp_path / "m.bin"
     model.write_bytes(b"GGUF1234")
     found = catalog(tmp_path, "dead", "folders", "good")
-    assert (await found.pick(model)).id == "good"
-    assert (await found.pick(model, "good")).id == "good"
-    assert (await found.pick(model, "fine")).id == "good"
+    for runtime in (None, "good", "fine"):
+        assert [row.id for row in await found.candidates(model, runtime)] == ["good"]
 
 
 @pytest.mark.parametrize(
@@ -223,13 +222,14 @@ async def test_the_format_picks_the_runtime(tmp_path: Path) -> None:
         (["good"], "goof", b"GGUF", UnknownAdapter, "no runtime is called goof; here are good"),
         (["good"], None, b"PK\3\4", ModelError, "begins with 50 4b 03 04.*good reads gguf"),
         (["good"], None, b"", ModelError, "an empty file"),
-        (["good", "folders"], "folders", b"GGUF", ModelError, "folders reads safetensors"),
+        (["good", "folders"], "folders", b"GGUF", WrongRuntime, "it reads safetensors"),
+        (["good", "folders"], "folders", b"PK", ModelError, "folders reads safetensors"),
         (["dead"], None, b"GGUF", RuntimeBroken, "it was never alive"),
         (["good", "dead"], "dead", b"GGUF", RuntimeBroken, "it was never alive"),
         ([], None, b"GGUF", RuntimeBroken, "no runtime is here at all"),
     ],
 )
-async def test_a_pick_that_cannot_serve_says_what_was_found(
+async def test_a_choice_that_cannot_serve_says_what_was_found(
     tmp_path: Path,
     names: list[str],
     runtime: str | None,
@@ -240,31 +240,13 @@ async def test_a_pick_that_cannot_serve_says_what_was_found(
     model = tmp_path / "m.bin"
     model.write_bytes(head)
     with pytest.raises(kind, match=words):
-        await catalog(tmp_path, *names).pick(model, runtime)
+        await catalog(tmp_path, *names).candidates(model, runtime)
 
 
 async def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match="an empty folder"):
-        await catalog(tmp_path, "good", "folders").pick(tmp_path / "empty")
-
-
-@pytest.mark.parametrize(
-    ("rule", "kind"),
-    [
-        ("not-installed", RuntimeNotInstalled),
-        ("missing", RuntimeNotInstalled),
-        ("refused", ContractRefused),
-        ("symbol", RuntimeBroken),
-    ],
-)
-async def test_a_probe_with_a_problem_is_an_error(
-    tmp_path: Path, rule: str, kind: type[SuperfluidError]
-) -> None:
-    body = f"print(json.dumps(dict(version='1', problem='no', rule={rule!r}, fix='do it')))"
-    with pytest.raises(kind, match="runtime a: no") as caught:
-        await Catalog(workerd(tmp_path, body), []).check("a", {}, tmp_path)
-    assert (caught.value.exit_code, caught.value.fix) == (4, "do it")
+        await catalog(tmp_path, "good", "folders").candidates(tmp_path / "empty")
 
 
 async def test_the_shipped_worker_does_not_look_into_the_current_folder(
@@ -290,5 +272,8 @@ async def test_an_asker_that_goes_away_leaves_no_worker(tmp_path: Path) -> None:
 
 
 def test_a_row_knows_its_names(tmp_path: Path) -> None:
-    assert Row(entry("a"), None).named("a")
-    assert not Row(entry("a"), None).named("b")
+    info = AdapterInfo(id="a", kit=1, summary="", formats=(), aliases=("c",))
+    row = Row(entry("a"), About(info=info))
+    assert row.named("a")
+    assert row.named("c")
+    assert not row.named("b")

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from superfluid import cli, logs
-from superfluid.cli.serve import adapter_ids, adapter_options, split_unknown
+from superfluid.cli.serve import split_unknown
+from superfluid.cli.settled import adapter_flags, adapter_ids, settled
 from superfluid.config import DAEMON, SERVE, adapter_variables, server_name, settle
 from superfluid_compat.errors import BadConfig, BadOptionValue, UnknownOption, UsageError
 from superfluid_workerd.options import COMMON
@@ -183,19 +184,19 @@ def test_no_option_is_declared_twice() -> None:
 def test_unknown_flags_are_set_aside_with_their_values(
     arguments: list[str], kept: list[str], extra: list[tuple[str, str | None]]
 ) -> None:
-    assert split_unknown(arguments, {"--port", "--offline"}) == (kept, extra)
+    assert split_unknown(arguments, {"--port": True, "--offline": False}) == (kept, extra)
 
 
 def test_an_adapters_flags_and_variables_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "native" in adapter_ids()
     monkeypatch.setenv("SUPERFLUID_NATIVE_CACHE_BYTES", "1G")
-    sources = adapter_options([("--native-exact", "on")])["native"]
+    sources = settled(None, {}, [("--native-exact", "on")]).adapters["native"]
     assert list(sources) == [("flag", {"exact": "on"}), ("environment", {"cache-bytes": "1G"})]
     assert adapter_variables("two-words", {"SUPERFLUID_TWO_WORDS_X": "1"}) == {"x": "1"}
     with pytest.raises(UnknownOption):
-        adapter_options([("--exact", "on")])
+        adapter_flags([("--exact", "on")], ["native"])
     with pytest.raises(UsageError):
-        adapter_options([("--native-exact", None)])
+        adapter_flags([("--native-exact", None)], ["native"])
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "x" * 65, "a b", "a\n"])

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from superfluid.models.packages import PackagedModel, copy_member, failure
+from superfluid.index import failure
+from superfluid.models.packages import PackagedModel, copy_member
 from superfluid.models.pull import Reports, pull
 from superfluid.models.shelf import DEFAULT, SHELF, Chunk
 from superfluid.models.store import Store

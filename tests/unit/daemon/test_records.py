@@ -15,6 +15,7 @@ from superfluid.catalog import prepared
 from superfluid.catalog.catalog import Catalog, Row
 from superfluid.catalog.entries import Entry
 from superfluid.catalog.prepared import Preparations
+from superfluid.catalog.workerd import HERE, Place
 from superfluid.supervisor import name
 from superfluid.supervisor.dossiers import Dossier, Dossiers, new_id, now
 from superfluid_compat.errors import BadConfig, NameInUse, RuntimeBroken
@@ -94,23 +95,28 @@ class Asked(Catalog):
     def __init__(self) -> None:
         super().__init__(found=[])
         self.asked: list[str] = []
-        self.problem: RuntimeBroken | None = None
+        self.problem: str | None = None
         self.gate: asyncio.Event | None = None
 
-    async def facts(self, adapter: str, model: Path) -> Facts:
+    async def facts(self, adapter: str, model: Path, place: Place = HERE) -> Facts:
         self.asked.append("facts")
         if self.gate:
             await self.gate.wait()
         return Facts(format="f", architecture="a")
 
-    async def check(self, adapter: str, options: Mapping[str, Any], shared: Path) -> Probe:
+    async def check(
+        self, adapter: str, options: Mapping[str, Any], shared: Path, place: Place = HERE
+    ) -> Probe:
         self.asked.append("check")
-        if self.problem:
-            raise self.problem
-        return Probe(version="1")
+        return Probe(version="1", problem=self.problem)
 
     async def prepare(
-        self, adapter: str, facts: Facts, options: Mapping[str, Any], shared: Path
+        self,
+        adapter: str,
+        facts: Facts,
+        options: Mapping[str, Any],
+        shared: Path,
+        place: Place = HERE,
     ) -> None:
         assert shared.is_dir()
         self.asked.append("prepare")
@@ -142,7 +148,7 @@ async def test_a_warm_start_asks_nothing_and_a_changed_one_asks_again(
     assert await asked({"x": 1}) == []
     assert await asked({"x": 2}) == ALL
     model.write_bytes(b"another")
-    assert await asked({"x": 1}) == ALL
+    assert await asked({"x": 1}) == ["facts", "prepare"]
     assert await asked({"x": 1}) == []
     preparations.shared("a").rename(tmp_path / "aside")
     assert await asked({"x": 1}) == ALL
@@ -161,8 +167,8 @@ async def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, model: Pa
 
 async def test_what_failed_is_asked_again(tmp_path: Path, model: Path) -> None:
     catalog, preparations = Asked(), Preparations(tmp_path / "cache")
-    catalog.problem = RuntimeBroken("no")
-    with pytest.raises(RuntimeBroken):
+    catalog.problem = "no"
+    with pytest.raises(RuntimeBroken, match="runtime a: no"):
         await preparations.ensure(catalog, ROW, model, {}, print)
     catalog.problem = None
     await preparations.ensure(catalog, ROW, model, {}, print)

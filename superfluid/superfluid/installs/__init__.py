@@ -1,0 +1,1 @@
+"""Runtimes on disk: fetch, verify, stage, check, place; use, pin, roll back, repair, remove."""
