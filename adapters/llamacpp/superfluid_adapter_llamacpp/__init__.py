@@ -1,0 +1,13 @@
+"""llama.cpp through ctypes: any libllama whose layouts are known, judged before it is trusted."""
+
+from superfluid_workerd.adapter import Adapter
+
+
+def adapter() -> Adapter:
+    """The entry point of the group `superfluid.adapters`."""
+    from superfluid_adapter_llamacpp.adapter import LlamaCppAdapter
+
+    return LlamaCppAdapter()
+
+
+__all__ = ["adapter"]

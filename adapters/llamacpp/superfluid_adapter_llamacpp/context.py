@@ -1,0 +1,147 @@
+"""One llama.cpp context: batches in, rows out. It knows cells and ids, and no sequences of ours."""
+
+from __future__ import annotations
+
+import ctypes as ct
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from superfluid_adapter_llamacpp.model import Model, failure
+from superfluid_adapter_llamacpp.params import patched
+from superfluid_adapter_llamacpp.symbols import Batch
+
+if TYPE_CHECKING:
+    from superfluid_workerd.adapter import Logits
+
+Ints: TypeAlias = NDArray[np.int32]
+_FLOAT_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens of one feed that go into one call; the last `wanted` of them give a row each."""
+
+    feed: int
+    sequence: int
+    tokens: Sequence[int]
+    start: int
+    wanted: int
+
+
+class Context:
+    """Owns the pointer, and the arrays that a batch is made of. One thread."""
+
+    def __init__(self, model: Model, members: Mapping[str, float]) -> None:
+        """Raises `ModelError` with the library's last error lines."""
+        library = model.library
+        self._call = call = library.call
+        self._model = model
+        library.log.clear()
+        params = patched(call.llama_context_default_params, model.contract.context, members)
+        pointer = call.llama_init_from_model(model.pointer, params)
+        if not pointer:
+            raise failure(library, "no context opens on this model")
+        self.pointer: int = pointer
+        self._finalizer = weakref.finalize(self, call.llama_free, pointer)
+        self._finalizer.atexit = False
+        self.memory: int | None = call.llama_get_memory(pointer)
+        self.cells = int(call.llama_n_ctx(pointer))
+        self.ubatch = int(min(call.llama_n_ubatch(pointer), call.llama_n_batch(pointer)))
+        self.sequences = int(call.llama_n_seq_max(pointer))
+        self.vocabulary = int(call.llama_vocab_n_tokens(model.vocabulary))
+        self._arrays(self.ubatch)
+
+    def _arrays(self, room: int) -> None:
+        self._token = np.zeros(room, np.int32)
+        self._pos = np.zeros(room, np.int32)
+        self._logits = np.zeros(room, np.int8)
+        self._counts = np.ones(room, np.int32)
+        # A token names its sequences by an array of ids; each points at one id of these.
+        self._ids = np.arange(self.sequences, dtype=np.int32)
+        self._places = self._ids.ctypes.data + 4 * np.arange(self.sequences, dtype=np.uint64)
+        self._seq = np.zeros(room, np.uint64)
+        self._batch = Batch(
+            0,
+            self._token.ctypes.data,
+            None,
+            self._pos.ctypes.data,
+            self._counts.ctypes.data,
+            self._seq.ctypes.data,
+            self._logits.ctypes.data,
+        )
+
+    def decode(self, pieces: Sequence[Piece]) -> int:
+        """One `llama_decode` of at most `ubatch` tokens; its return code."""
+        at = 0
+        for piece in pieces:
+            end = at + len(piece.tokens)
+            self._token[at:end] = piece.tokens
+            self._pos[at:end] = range(piece.start, piece.start + end - at)
+            self._seq[at:end] = self._places[piece.sequence]
+            self._logits[at:end] = 0
+            if piece.wanted:
+                self._logits[end - piece.wanted : end] = 1
+            at = end
+        self._batch.n_tokens = at
+        return int(self._call.llama_decode(self.pointer, self._batch))
+
+    def row_into(self, index: int, row: Logits) -> bool:
+        """Copy the logits after the batch's token `index` into `row`; False when it has none."""
+        found = self._call.llama_get_logits_ith(self.pointer, index)
+        if not found:
+            return False
+        ct.memmove(row.ctypes.data, found, self.vocabulary * _FLOAT_BYTES)
+        return True
+
+    def embedding(self, sequence: int, index: int, width: int) -> Logits | None:
+        """The pooled vector of `sequence`, or that of token `index` where nothing is pooled."""
+        found = self._call.llama_get_embeddings_seq(self.pointer, sequence) or (
+            self._call.llama_get_embeddings_ith(self.pointer, index)
+        )
+        if not found:
+            return None
+        vector = np.empty(width, np.float32)
+        ct.memmove(vector.ctypes.data, found, width * _FLOAT_BYTES)
+        return vector
+
+    # Memory, by sequence id.
+
+    def length(self, sequence: int) -> int:
+        """Tokens that the cache says it holds."""
+        return int(self._call.llama_memory_seq_pos_max(self.memory, sequence)) + 1
+
+    def first(self, sequence: int) -> int:
+        """The oldest position still held by every layer that forgets."""
+        return int(self._call.llama_memory_seq_pos_min(self.memory, sequence))
+
+    def remove(self, sequence: int, start: int) -> bool:
+        """Drop positions from `start` on; 0 drops all."""
+        begin = start or -1
+        return bool(self._call.llama_memory_seq_rm(self.memory, sequence, begin, -1))
+
+    def share(self, source: int, target: int, length: int) -> None:
+        """Let `target` hold the first `length` cells of `source`; unified caches only."""
+        self._call.llama_memory_seq_cp(self.memory, source, target, 0, length)
+
+    def export(self, sequence: int) -> bytearray:
+        """The sequence's state."""
+        size = self._call.llama_state_seq_get_size(self.pointer, sequence)
+        state = bytearray(size)
+        buffer = (ct.c_uint8 * size).from_buffer(state)
+        written = self._call.llama_state_seq_get_data(self.pointer, buffer, size, sequence)
+        del buffer
+        return state[:written]
+
+    def restore(self, sequence: int, state: bytes | bytearray) -> bool:
+        """Put a state in; when it fails the sequence is empty."""
+        buffer = (ct.c_uint8 * len(state)).from_buffer_copy(state)
+        return bool(self._call.llama_state_seq_set_data(self.pointer, buffer, len(state), sequence))
+
+    def close(self) -> None:
+        """Free the context; nothing may be called afterwards."""
+        self._finalizer()

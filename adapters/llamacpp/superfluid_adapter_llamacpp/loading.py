@@ -1,0 +1,251 @@
+"""From a header to a model that serves: price, judge the library, load, open a context, record."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from superfluid_adapter_llamacpp.context import Context
+from superfluid_adapter_llamacpp.contracts import Contract, contracts
+from superfluid_adapter_llamacpp.facts import TEMPLATE_KEY, facts_of
+from superfluid_adapter_llamacpp.gguf import Header, read_header
+from superfluid_adapter_llamacpp.library import Library, NotLoadable
+from superfluid_adapter_llamacpp.library import load as load_library
+from superfluid_adapter_llamacpp.model import Model
+from superfluid_adapter_llamacpp.plan import Plan, Shape, make_plan
+from superfluid_adapter_llamacpp.probe import Finding
+from superfluid_adapter_llamacpp.runtime import Kind, LlamaRuntime, Loaded
+from superfluid_adapter_llamacpp.settings import Settings, check_devices
+from superfluid_adapter_llamacpp.state import state_key
+from superfluid_adapter_llamacpp.tokenizer import LlamaTokenizer
+from superfluid_adapter_llamacpp.where import named_library, require
+from superfluid_compat.errors import DoesNotFit, RuntimeBroken, UnsupportedArchitecture
+from superfluid_workerd.adapter import LoadedModel, LoadRecord, OpenRequest, Options
+
+_GPU: Final = "gpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A library that was judged, loaded and found to keep its contract."""
+
+    library: Library
+    contract: Contract
+    finding: Finding
+
+    @property
+    def gpus(self) -> int:
+        return sum(device.kind == _GPU for device in self.finding.devices)
+
+
+def open_library(options: Options, installed: Path | None, cache: Path | None) -> Opened:
+    """Judge, then load. Raises `RuntimeUnavailable`."""
+    finding = require(named_library(options, installed), cache)
+    if finding.contract is None:
+        raise RuntimeBroken(f"{finding.path} was found to keep no contract")
+    try:
+        library = load_library(Path(finding.path))
+    except NotLoadable as error:
+        raise RuntimeBroken(str(error), fix="start a worker of its own for it") from error
+    return Opened(library, contracts()[finding.contract], finding)
+
+
+def load(request: OpenRequest, installed: Path | None) -> LoadedModel:
+    """Load as `Adapter.open` says. The plan is made before any weight is read."""
+    header = read_header(request.model)
+    settings = Settings.of(request.options)
+    plan = make_plan(header, settings, request)
+    opened = open_library(request.options, installed, request.shared)
+    check_devices(settings, opened.gpus)
+    _check_lock(settings, header)
+    return _Assembly(request, header, settings, opened).load(plan)
+
+
+def load_tokenizer(model: Path, options: Options, installed: Path | None) -> LlamaTokenizer:
+    """The vocabulary alone."""
+    read_header(model)
+    opened = open_library(options, installed, None)
+    return LlamaTokenizer(Model(opened.library, opened.contract, model, {"vocab_only": 1}))
+
+
+def _check_lock(settings: Settings, header: Header) -> None:
+    """llama.cpp serves on when it may not lock; who asked for locked weights wants them locked."""
+    mode = settings.text("load-mode") or ""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if "mlock" in mode and os.geteuid() and soft != resource.RLIM_INFINITY and soft < header.size:
+        raise DoesNotFit(
+            f"load-mode {mode} locks {header.size} bytes, this user may lock {soft}",
+            fix="raise the limit (ulimit -l), or give --llamacpp-load-mode mmap",
+            param="load-mode",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Assembly:
+    """Puts the runtime's parts together by the plan."""
+
+    request: OpenRequest
+    header: Header
+    settings: Settings
+    opened: Opened
+
+    def load(self, plan: Plan) -> LoadedModel:
+        context_members = self.settings.context_members(self.opened.contract)
+        model = Model(
+            self.opened.library,
+            self.opened.contract,
+            self.request.model,
+            self._model_members(),
+            split=self.settings.tensor_split,
+            progress=self.request.progress,
+        )
+        _check_kind(model, self.header)
+        shape = self._shape(model)
+        if shape.unified(self.settings) != Shape.of(self.header).unified(self.settings):
+            plan = make_plan(self.header, self.settings, self.request, shape)
+        threads, members = self._threads(), self._context_members(plan)
+        context = Context(model, {**context_members, **members, **threads})
+        self._check_got(context, plan)
+        template = self.header.metadata.get(TEMPLATE_KEY)
+        return LoadedModel(
+            runtime=LlamaRuntime(self._loaded(model, context, plan, shape)),
+            tokenizer=LlamaTokenizer(model),
+            facts=facts_of(self.header),
+            record=self._record(context, plan, threads),
+            template=template if isinstance(template, str) else None,
+            family=self.header.architecture,
+            plan=dict(plan.parts),
+        )
+
+    def _model_members(self) -> dict[str, float]:
+        members = self.settings.model_members(self.opened.contract)
+        # Damaged weights are found while loading, unless they are not to be read then.
+        checks = self.settings.text("lazy-mode") != "on"
+        return {**members, "check_tensors": int(checks)}
+
+    def _shape(self, model: Model) -> Shape:
+        return Shape(
+            window=int(model.ask("n_swa")),
+            recurrent=bool(model.ask("is_recurrent") or model.ask("is_hybrid")),
+            embeds=Shape.of(self.header).embeds,
+        )
+
+    def _context_members(self, plan: Plan) -> dict[str, float]:
+        members = {
+            "n_ctx": plan.cells,
+            "n_batch": min(plan.batch, plan.cells),
+            "n_ubatch": plan.ubatch,
+            "n_seq_max": plan.sequences,
+            "n_outputs_max": plan.outputs,
+            "kv_unified": int(plan.unified),
+            "embeddings": int(Shape.of(self.header).embeds),
+        }
+        known = self.opened.contract.context.fields
+        return {name: value for name, value in members.items() if name in known}
+
+    def _threads(self) -> dict[str, int]:
+        common = self.request.threads or _cores()
+        decode = self.settings.number("threads") or common
+        return {
+            "n_threads": decode,
+            "n_threads_batch": self.settings.number("threads-batch") or decode,
+        }
+
+    def _check_got(self, context: Context, plan: Plan) -> None:
+        if context.sequences < self.request.lanes or context.cells < plan.cells:
+            raise DoesNotFit(
+                f"{plan.sequences} sequences and {plan.cells} cells were asked for, llama.cpp "
+                f"gave {context.sequences} and {context.cells}"
+            )
+
+    def _loaded(self, model: Model, context: Context, plan: Plan, shape: Shape) -> Loaded:
+        return Loaded(
+            model=model,
+            context=context,
+            plan=plan,
+            kind=self._kind(shape),
+            window=shape.window,
+            key=state_key(
+                self.opened.finding.digest,
+                self.header.fingerprint.hex(),
+                plan.unified,
+                *(self.settings.text(name) for name in ("cache-type-k", "cache-type-v")),
+                self.settings.text("flash-attn"),
+                self.settings.positions(),
+            ),
+            weights=int(model.ask("size")),
+            cell_bytes=plan.parts["kv"] // max(1, plan.cells),
+            devices=self.opened.finding.devices,
+        )
+
+    def _kind(self, shape: Shape) -> Kind:
+        if shape.embeds:
+            return "embedding"
+        if shape.recurrent:
+            return "recurrent"
+        return "window" if shape.window and not self.settings.flag("swa-full") else "plain"
+
+    def _record(self, context: Context, plan: Plan, threads: Mapping[str, int]) -> LoadRecord:
+        request, finding = self.request, self.opened.finding
+        options = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in request.options.items()
+            if value is not None
+        }
+        asked: dict[str, Any] = {
+            "context": request.context,
+            "lanes": request.lanes,
+            "threads": request.threads,
+            "memory-budget": request.memory_budget,
+            **options,
+        }
+        got: dict[str, Any] = {
+            "context": plan.context,
+            "lanes": request.lanes,
+            "threads": threads["n_threads"],
+            "threads-batch": threads["n_threads_batch"],
+            "memory-budget": plan.total,
+            "library": finding.path,
+            "library-version": finding.version,
+            "contract": finding.contract,
+            "sequences": context.sequences,
+            "cells": context.cells,
+            "kv-unified": plan.unified,
+            "ubatch-size": context.ubatch,
+            "cache-type-k": self.settings.text("cache-type-k"),
+            "cache-type-v": self.settings.text("cache-type-v"),
+            "devices": [device.name for device in finding.devices],
+            "n-gpu-layers": self._placed(),
+        }
+        return LoadRecord(asked=asked, got=got)
+
+    def _placed(self) -> int | str:
+        """Layers on GPUs: none without one; what llama.cpp chose itself it does not tell."""
+        if not self.opened.gpus:
+            return 0
+        layers = self.settings.values["n-gpu-layers"]
+        most = self.header.number("block_count") + 1
+        return min(layers, most) if isinstance(layers, int) else most if layers == "all" else "auto"
+
+
+def _check_kind(model: Model, header: Header) -> None:
+    if model.ask("is_diffusion"):
+        found = "a diffusion model"
+    elif model.ask("has_encoder") and model.ask("has_decoder"):
+        found = "an encoder with a decoder"
+    else:
+        return
+    raise UnsupportedArchitecture(
+        f"{header.path} is {found} ({header.architecture}), a decoder or an encoder alone was "
+        "wanted"
+    )
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,227 @@
+"""What a model will take, by its header, the cache types and the context; and what to open it with.
+
+Cells are positions of the KV cache. With a unified cache all sequences share the cells; else each
+has as many as a whole context, and sliding-window layers keep a window and a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psutil
+
+from superfluid_adapter_llamacpp.facts import embeds, vocabulary
+from superfluid_adapter_llamacpp.gguf import Header
+from superfluid_adapter_llamacpp.settings import CACHE_TYPES, Settings, check_head
+from superfluid_compat.errors import DoesNotFit, ModelDamaged
+from superfluid_workerd.adapter import OpenRequest
+
+MIB: Final = 1 << 20
+MOST_SEQUENCES: Final = 256
+CELL_STEP: Final = 256
+SPARE_CELLS: Final = 256
+"""Cells of a unified cache beyond the lanes' own, for copies."""
+
+SPARE_SEQUENCES: Final = 2
+"""Sequences beyond the lanes where each costs a whole context."""
+
+OUTPUT_BYTES: Final = 32 * MIB
+"""Room for the logits of one call, or one row per sequence where that is more."""
+
+_TOKEN_BYTES: Final = 256
+_SCRATCH_BYTES: Final = 32 * MIB
+_LEAST_CONTEXT: Final = 512
+_GOOD_CONTEXT: Final = 4096
+_AVAILABLE_SHARE: Final = 0.8
+_PERIODS: Final = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4}
+"""Of so many layers one sees everything, where the header does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What of a model decides how it is opened: its window, its state, its use."""
+
+    window: int
+    recurrent: bool
+    embeds: bool
+
+    @classmethod
+    def of(cls, header: Header) -> Shape:
+        recurrent = ("ssm.state_size", "shortconv.l_cache", "wkv.head_size")
+        return cls(
+            window=header.number("attention.sliding_window"),
+            recurrent=any(header.number(key) for key in recurrent),
+            embeds=embeds(header),
+        )
+
+    def unified(self, settings: Settings) -> bool:
+        """One cache for all sequences, where a sequence's cells may lie anywhere in it.
+
+        Not with a window: which old cells are gone is known only when a sequence has its own."""
+        return not self.recurrent and (not self.window or settings.flag("swa-full"))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Bytes by part, and the sizes that make them so. `context` is per sequence, `cells` all."""
+
+    parts: Mapping[str, int]
+    context: int
+    cells: int
+    sequences: int
+    unified: bool
+    outputs: int
+    batch: int
+    ubatch: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+
+def make_plan(
+    header: Header, settings: Settings, request: OpenRequest, shape: Shape | None = None
+) -> Plan:
+    """The best plan within the budget: the context asked for, else the trained one or the largest
+    of its halves that fits; `shape` is the loaded model's word, where it is loaded.
+
+    Raises `DoesNotFit`, `BadOptionValue`."""
+    trained = header.number("context_length")
+    asked = request.context
+    if asked > trained > 0 and not settings.stretches:
+        raise DoesNotFit(
+            f"a context of {asked} tokens was asked for, the model was trained for {trained}",
+            fix=f"give --context {trained} or less, or stretch it with --llamacpp-rope-scaling",
+            param="context",
+        )
+    planner = _Planner(header, settings, request, shape or Shape.of(header))
+    budget, contexts = _budget(request), [asked] if asked else _halves(trained or _GOOD_CONTEXT)
+    plans = [planner.plan(context) for context in contexts]
+    for plan in plans:
+        if plan.total <= budget:
+            return plan
+    least = plans[-1]
+    raise DoesNotFit(
+        f"the model needs {_mib(least.total)} at the least for {request.lanes} lanes of "
+        f"{least.context} tokens, the budget is {_mib(budget)}",
+        fix=f"give --memory-budget {least.total // MIB + 1}M, or fewer --lanes, or less --context",
+        param="memory-budget",
+    )
+
+
+def _budget(request: OpenRequest) -> int:
+    if request.memory_budget is not None:
+        return request.memory_budget
+    held = psutil.Process().memory_info().rss
+    return int(held + psutil.virtual_memory().available * _AVAILABLE_SHARE)
+
+
+def _halves(most: int) -> list[int]:
+    found = [most]
+    while found[-1] // 2 >= _LEAST_CONTEXT:
+        found.append(found[-1] // 2)
+    return found
+
+
+def _mib(size: int) -> str:
+    return f"{-(-size // MIB)} MiB"
+
+
+def _padded(cells: int) -> int:
+    return -(-cells // CELL_STEP) * CELL_STEP
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    header: Header
+    settings: Settings
+    request: OpenRequest
+    shape: Shape
+
+    def plan(self, context: int) -> Plan:
+        unified = self.shape.unified(self.settings) or self.shape.embeds
+        lanes = self.request.lanes
+        spare = lanes + 2 if unified else SPARE_SEQUENCES
+        sequences = max(lanes, min(MOST_SEQUENCES, lanes + spare))
+        cells = sequences * _padded(context)
+        if unified:
+            cells = _padded(lanes * context + min(context, SPARE_CELLS))
+        batch, ubatch = self._batches(context)
+        size = max(1, vocabulary(self.header))
+        outputs = max(sequences, min(ubatch, OUTPUT_BYTES // (4 * size)))
+        parts = {
+            "interpreter": psutil.Process().memory_info().rss,
+            "tokenizer": size * _TOKEN_BYTES,
+            "weights": self.header.size,
+            "kv": self._kv_bytes(cells, sequences, ubatch, unified=unified),
+            "transient": self._compute_bytes(cells, ubatch) + outputs * 4 * size + _SCRATCH_BYTES,
+        }
+        if self.shape.embeds:
+            outputs = batch
+        return Plan(parts, context, cells, sequences, unified, outputs, batch, ubatch)
+
+    def _batches(self, context: int) -> tuple[int, int]:
+        """Tokens of a step and of a micro-batch. An encoder takes a whole text at once."""
+        if self.shape.embeds:
+            return context, context
+        batch = self.settings.number("batch-size")
+        return batch, min(batch, self.settings.number("ubatch-size"))
+
+    def _kv_bytes(self, cells: int, sequences: int, ubatch: int, *, unified: bool) -> int:
+        total = self._state_bytes() * sequences
+        window = 0 if unified else self.shape.window
+        kept = sequences * _padded(min(cells // sequences, window + ubatch)) if window else cells
+        for layer, size in enumerate(self._cell_bytes()):
+            total += int(size * (kept if window and self._slides(layer) else cells))
+        return total
+
+    def _cell_bytes(self) -> list[float]:
+        """Bytes of one cell in each layer."""
+        header, settings = self.header, self.settings
+        heads = _per_layer(header, "attention.head_count_kv", "attention.head_count")
+        width = header.number("embedding_length")
+        each = width // max(1, *_per_layer(header, "attention.head_count"))
+        keys = header.number("attention.key_length", each)
+        values = header.number("attention.value_length", each)
+        check_head(settings, keys, values)
+        key, value = (CACHE_TYPES[settings.text(f"cache-type-{one}") or "f16"][1] for one in "kv")
+        return [count * (keys * key + values * value) for count in heads]
+
+    def _state_bytes(self) -> int:
+        """Bytes of one sequence's recurrent state."""
+        number = self.header.number
+        inner, kernel = number("ssm.inner_size"), number("ssm.conv_kernel")
+        each = inner * (max(0, kernel - 1) + number("ssm.state_size"))
+        each += number("embedding_length") * number("shortconv.l_cache")
+        heads = number("wkv.head_size")
+        each += number("embedding_length") * (heads + 2 if heads else 0)
+        return 4 * each * number("block_count")
+
+    def _slides(self, layer: int) -> bool:
+        pattern = self.header.own("attention.sliding_window_pattern")
+        if isinstance(pattern, list):
+            return layer < len(pattern) and bool(pattern[layer])
+        period = pattern if isinstance(pattern, int) else _PERIODS.get(self.header.architecture, 0)
+        return bool(period) and (layer + 1) % period != 0
+
+    def _compute_bytes(self, cells: int, ubatch: int) -> int:
+        number = self.header.number
+        width = number("embedding_length")
+        hidden = max(_per_layer(self.header, "feed_forward_length"), default=0)
+        heads = max(_per_layer(self.header, "attention.head_count"), default=0)
+        plain = self.settings.text("flash-attn") == "off"
+        attention = 6 * cells + (4 * heads * cells if plain else 0)
+        return ubatch * (4 * (8 * width + 3 * hidden) + attention)
+
+
+def _per_layer(header: Header, key: str, otherwise: str = "") -> Sequence[int]:
+    """A number that may be given once or for every layer."""
+    value: Any = header.own(key, header.own(otherwise, 0) if otherwise else 0)
+    layers = header.number("block_count")
+    if isinstance(value, int):
+        return [value] * layers
+    if isinstance(value, list) and all(isinstance(one, int) for one in value):
+        return value
+    raise ModelDamaged(f"{header.path}: {key} is neither a number nor one for each layer")
