@@ -108,6 +108,7 @@ class Loop:
         self.turns: list[Turn] = []
         self.pongs: list[Pong] = []
         self.prompted = threading.Event()
+        self._ended = threading.Condition()
         self.idle: Callable[[], None] = self.stop
         self.bytes_at_end = -1
         self.leaked = -1
@@ -147,6 +148,11 @@ class Loop:
     def run(self) -> None:
         self.executor.run()
 
+    def wait(self, number: int) -> bool:
+        """Until the stream is over, for a thread that is not the loop's."""
+        with self._ended:
+            return self._ended.wait_for(lambda: self.heard[number].over, 30)
+
     def _hear(self, message: ToDaemon) -> None:
         match message:
             case Prompted():
@@ -163,7 +169,9 @@ class Loop:
                 heard.error = message.error.code
             case Pong():
                 self.pongs.append(message)
-        if self.heard and all(heard.over for heard in self.heard.values()):
+        with self._ended:
+            self._ended.notify_all()
+        if self.heard and all(heard.over for heard in list(self.heard.values())):
             idle, self.idle = self.idle, lambda: None
             idle()
 

@@ -21,14 +21,17 @@ from superfluid_compat.errors import (
     Overloaded,
 )
 from superfluid_workerd.adapter import Feed, Tick
+from superfluid_workerd.counters import WINDOW_TURNS
 from superfluid_workerd.executor import Executor
 from superfluid_workerd.link.frames import (
     Generate,
     GenerationRequest,
+    Prompted,
     Replay,
     Sampling,
     Shutdown,
     Text,
+    ToDaemon,
     Tokens,
 )
 from superfluid_workerd.turns import Policy
@@ -431,3 +434,209 @@ def test_shutdown_in_a_step_cancels_every_stream() -> None:
     loop.run()
     assert [loop.heard[n].finish for n in (1, 2)] == ["cancelled"] * 2
     assert loop.runtime.closed
+
+
+def test_a_cancel_within_a_step_drops_what_the_step_brings() -> None:
+    """Lanes facts, failure 3: a cancel is acknowledged and the generation goes on."""
+    loop = Loop(lanes=2)
+    other = request("b", 8)
+    loop.join(1, request("a", 50))
+    loop.join(2, other)
+    loop.runtime.within = lambda turn: loop.cancel(1) if turn == 4 else None
+    loop.run()
+    assert loop.heard[1].finish == "cancelled"
+    assert len(loop.heard[1].tokens) == 3
+    assert loop.heard[2].tokens == alone(other, loop.orders)
+    assert [len(step) for step in loop.runtime.steps] == [2] * 4 + [1] * 4
+
+
+def test_a_stream_that_joins_one_and_leaves_again_disturbs_neither() -> None:
+    """Lanes facts, failure 9: a second stream that joins a batch of one ends it."""
+    loop = Loop()
+    wanted = {1: request("solo for a while", 12), 2: request("a guest", 3)}
+    loop.runtime.before = lambda turn: loop.join(2, wanted[2]) if turn == 4 else None
+    loop.join(1, wanted[1])
+    loop.run()
+    for number, ask in wanted.items():
+        assert loop.heard[number].tokens == alone(ask, loop.orders)
+    assert [len(step) for step in loop.runtime.steps] == [1] * 4 + [2] * 3 + [1] * 5
+
+
+def test_a_deadline_within_a_step_frees_the_lane_once_and_its_next_holder_is_safe() -> None:
+    """Lanes facts, failures 20 and 22: an expired stream keeps its state, or a late call for it
+    reaches who has its lane now."""
+    loop = Loop(lanes=1)
+    nxt = request("next", 6)
+    loop.join(1, request("a", 200), deadline=time.monotonic() + 0.05)
+    loop.join(2, nxt)
+
+    def within(_turn: int) -> None:
+        if loop.heard[1].over:
+            loop.cancel(1)
+        else:
+            time.sleep(0.002)
+
+    loop.runtime.within = within
+    loop.run()
+    assert loop.heard[1].finish == "cancelled"
+    assert loop.heard[2].tokens == alone(nxt, loop.orders)
+    assert loop.stats_at_end.free_lanes == 1
+
+
+def test_occupancy_does_not_decay_under_load() -> None:
+    """Lanes facts, failure 23: turns get emptier the longer many clients call."""
+    loop = Loop(lanes=8, policy=Policy(max_waiting=1000))
+    for number in range(300):
+        loop.join(number, request([number % 256, 7], 4 + number % 9))
+    loop.run()
+    sizes = [len(step) for step in loop.runtime.steps]
+    third = len(sizes) // 3
+    assert sum(sizes[-2 * third : -third]) >= 0.9 * sum(sizes[:third])
+    assert sum(sizes) / len(sizes) > 7.5
+
+
+@pytest.mark.parametrize("truncate", ["any", "zero"])
+def test_a_failed_step_is_tried_again_where_the_runtime_allows_it(truncate: str) -> None:
+    loop = Loop(Orders(truncate="zero" if truncate == "zero" else "any", retry=True), lanes=2)
+    wanted = {n: request(f"stream {n}", 6) for n in range(3)}
+    loop.runtime.before = lambda turn: (
+        loop.runtime.fail_next.append(Fault("once")) if turn in (1, 4) else None
+    )
+    for number, ask in wanted.items():
+        loop.join(number, ask)
+    loop.run()
+    for number, ask in wanted.items():
+        assert loop.heard[number].tokens == alone(ask, loop.orders)
+    assert loop.stats_at_end.failed_turns == 2
+    assert (loop.stats_at_end.refed_tokens > 0) == (truncate == "zero")
+
+
+def test_a_step_that_fails_again_costs_its_seats_an_error() -> None:
+    loop = Loop(Orders(retry=True), lanes=2)
+    wanted = {n: request(f"s{n}", 6) for n in range(4)}
+    loop.runtime.before = lambda turn: (
+        loop.runtime.fail_next.append(Fault("again")) if turn in (3, 4) else None
+    )
+    for number, ask in wanted.items():
+        loop.join(number, ask)
+    loop.run()
+    assert [loop.heard[n].error for n in range(4)] == ["fault", "fault", None, None]
+    assert loop.leaked == 0
+
+
+def test_an_exception_of_no_tree_is_not_tried_again() -> None:
+    loop = Loop(Orders(retry=True))
+    loop.runtime.fail_next.append(ZeroDivisionError("no tree"))
+    loop.join(1, request("a", 6))
+    loop.run()
+    assert loop.heard[1].error == "fault"
+    assert loop.runtime.number == 1
+
+
+def test_a_row_that_cannot_be_drawn_from_costs_its_stream_alone() -> None:
+    class Poisoned(Stage):
+        def step(self, feeds: Sequence[Feed], tick: Tick) -> Sequence[Logits | None]:
+            rows = super().step(feeds, tick)
+            if self.number == 3 and rows[0] is not None:
+                rows[0][:] = np.nan
+            return rows
+
+    loop = Loop(stage=Poisoned)
+    other = request("b", 6)
+    loop.join(1, request("a", 6))
+    loop.join(2, other)
+    loop.run()
+    assert loop.heard[1].error == "fault"
+    assert loop.heard[2].tokens == alone(other, loop.orders)
+
+
+def test_streams_on_threads_of_their_own_get_what_they_get_alone() -> None:
+    """Seating is whatever the turn loop finds: four threads, sixteen streams one after another."""
+    loop = Loop(policy=Policy(turn_linger_us=200))
+    loop.idle = lambda: None
+    wanted = {n: request([n, 3 * n, 7], 9) for n in range(64)}
+
+    def client(first: int) -> None:
+        for number in range(first, 64, 4):
+            loop.join(number, wanted[number])
+            assert loop.wait(number)
+
+    threads = [threading.Thread(target=client, args=(n,)) for n in range(4)]
+    runner = threading.Thread(target=loop.run)
+    for thread in (runner, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    loop.stop()
+    runner.join()
+    for number, ask in wanted.items():
+        assert loop.heard[number].tokens == alone(ask, loop.orders)
+    assert loop.stats_at_end.seats / loop.stats_at_end.turns > 1.2, "next to nothing was batched"
+
+
+def test_what_is_counted_of_turns_and_waits() -> None:
+    loop = Loop(lanes=2, policy=Policy(max_seats=1))
+    for number in range(3):
+        loop.join(number, request("a", 4))
+    loop.run()
+    stats = loop.stats_at_end
+    assert (stats.lanes, stats.admitted) == (2, 3)
+    assert (stats.turns, stats.seats) == (12, 12)
+    assert stats.ready > stats.turns
+    assert (stats.window_turns, stats.window_seats) == (stats.turns, stats.seats)
+    assert stats.window_ready == stats.ready
+    assert stats.queued_s > 0
+
+
+def test_the_window_counts_the_last_turns_alone() -> None:
+    loop = Loop(Orders(context=2000), lanes=4)
+    for number in range(3):
+        loop.join(number, request(f"{number}", 50))
+    loop.join(3, request("long", 50 + WINDOW_TURNS))
+    loop.run()
+    stats = loop.stats_at_end
+    assert stats.turns == 50 + WINDOW_TURNS
+    assert stats.seats == 4 * 50 + WINDOW_TURNS
+    assert (stats.window_turns, stats.window_seats) == (WINDOW_TURNS, WINDOW_TURNS)
+
+
+def test_time_lingered_is_counted_and_a_lone_stream_has_none() -> None:
+    lone = _lone(request("a", 30))
+    assert lone.stats_at_end.lingered_s < 0.05
+    loop = Loop(policy=Policy(turn_linger_us=20_000))
+    loop.join(1, request("a", 2))
+    loop.heard[2] = Heard()
+    loop.executor.expect(2)
+    loop.idle = lambda: None
+    late = request("b", 2)
+
+    def arrive() -> None:
+        assert loop.wait(1)
+        loop.executor.post(loop.intake.stream(Generate(stream=2, request=late), None))
+
+    done = threading.Thread(target=arrive)
+    done.start()
+    runner = threading.Thread(target=loop.run)
+    runner.start()
+    assert loop.wait(2)
+    loop.stop()
+    runner.join()
+    done.join()
+    assert 0.02 <= loop.stats_at_end.lingered_s < 5
+
+
+def test_a_prompt_is_accepted_at_once_and_told_again_what_it_got_for_nothing() -> None:
+    loop = Loop(lanes=1)
+    told: list[int | None] = []
+    hear = loop.executor._send
+
+    def heard(message: ToDaemon) -> None:
+        if isinstance(message, Prompted) and message.stream == 2:
+            told.append(message.cached)
+        hear(message)
+
+    loop.executor._send = heard
+    loop.join(1, request("x" * 64, 5))
+    loop.join(2, request("x" * 64, 5))
+    loop.run()
+    assert told == [None, 63]
