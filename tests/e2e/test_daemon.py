@@ -238,3 +238,27 @@ def test_a_worker_that_gives_up_ends_the_server(tmp_path: Path, home: Path) -> N
     assert ended.code == 1
     assert "failed 5 times, the last time: killed by SIGKILL" in ended.err
     assert "dossier" in ended.err
+
+
+def test_a_fault_of_the_runtime_in_a_load_leaves_its_traceback(home: Path, tmp_path: Path) -> None:
+    ended = run(["serve", model(tmp_path, Orders(load_error="raise")), "--port", "0"], home)
+    assert ended.code == 4
+    (record,) = home.rglob("dossiers/*.json")
+    assert record.stem.rpartition("-")[2] in ended.err
+    assert ended.err.count("\n") == 1
+    assert any("ZeroDivisionError" in line for line in json.loads(record.read_text())["stderr"])
+
+
+def test_a_debug_log_has_what_the_worker_printed(home: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    arguments = [model(tmp_path, Orders(stderr_bytes=1000)), "--log-level", "debug"]
+    with serving([*arguments, "--log-file", str(log)], home) as server:
+        assert complete(server).status_code == 200
+    assert "superfluid.worker" in log.read_text()
+
+
+def test_an_ordinary_log_says_little(home: Path, tmp_path: Path) -> None:
+    with serving([model(tmp_path)], home) as server:
+        assert complete(server).status_code == 200
+        ended = server.stop()
+    assert ended.err == ""

@@ -131,7 +131,7 @@ class _Worker:
             traceback.print_exc()
             raise RuntimeBroken(
                 f"{self._adapter.info().id} failed to open {load.model} with {in_words(error)}",
-                fix="report this with the traceback of the worker's log",
+                fix="report this with the dossier",
             ) from error
         described = loaded.runtime.describe()
         family = loaded.family or loaded.facts.architecture

@@ -109,6 +109,7 @@ class ModelHost:
         self._scratch: Path | None = None
         self._born = 0.0
         self._exit: Exit | None = None
+        self._stage = WorkerState.SPAWNED
         self._refusal: SuperfluidError | None = None
         self._numbers = itertools.count(1)
         self._streams: dict[int, LiveStream] = {}
@@ -255,7 +256,7 @@ class ModelHost:
             self._handling = False
         self._rearm()
         if self.state is not before:
-            _LOG.info("%s: worker %s → %s", self.spec.name, before, self.state)
+            _LOG.debug("%s: worker %s → %s", self.spec.name, before, self.state)
             self._changed.set()
             self._changed = asyncio.Event()
 
@@ -326,8 +327,18 @@ class ModelHost:
             self._scratch = None
 
     def _bury(self, stage: WorkerState, reason: str) -> None:
+        id_ = self._record(stage, reason)
+        if id_ is not None:
+            _LOG.error("%s: worker %s (dossier %s)", self.spec.name, reason, id_)
+            self.error = WorkerDied(
+                f"the worker of {self.spec.name} is gone ({reason})", dossier=id_
+            )
+            self._fail_all(self.error)
+
+    def _record(self, stage: WorkerState, reason: str) -> str | None:
+        """Write the dossier of the worker that just exited; its id."""
         if self._worker is None or self._exit is None:
-            return
+            return None
         dossier = Dossier(
             id=dossiers.new_id(),
             time=dossiers.now(),
@@ -344,17 +355,16 @@ class ModelHost:
             stderr=self._worker.process.tail.lines(),
         )
         self._dossiers.write(dossier)
-        _LOG.error("%s: worker %s (dossier %s)", self.spec.name, reason, dossier.id)
-        self.error = WorkerDied(
-            f"the worker of {self.spec.name} is gone ({reason})", dossier=dossier.id
-        )
-        self._fail_all(self.error)
+        return dossier.id
 
     def _give_up(self, reason: str, *, refused: bool) -> None:
         dossier = self.error.dossier if self.error else None
         kind = _BY_EXIT.get(self._exit.code, WorkerGaveUp) if self._exit else WorkerGaveUp
         if self._refusal is not None:
             self.error = self._refusal
+            if isinstance(self.error, RuntimeBroken):
+                # A refusal of the model explains itself; a fault of the runtime leaves a record.
+                self.error.dossier = self._record(self._stage, reason)
         elif refused:
             self.error = kind(f"the worker of {self.spec.name} is gone ({reason})", dossier=dossier)
         else:
@@ -392,6 +402,7 @@ class ModelHost:
     def frame(self, message: ToDaemon) -> None:
         if self.state not in LIVE:
             return
+        self._stage = self.state
         match message:
             case frames.Hello():
                 self._hello(message)
