@@ -7,17 +7,20 @@ from typing import Annotated
 
 import typer
 
-from superfluid.cli import models, serve
+from superfluid.cli import config, models, runtime, runtimes, serve
 
 app = typer.Typer(
     help="Serve local language models.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("serve", cls=serve.ServeCommand)(serve.serve)
+app.command("runtimes")(runtimes.runtimes)
+app.command("compat")(runtimes.compat)
+app.add_typer(runtime.app, name="runtime")
 app.add_typer(models.app, name="models")
+app.add_typer(config.app, name="config")
 
 
 @app.callback(invoke_without_command=True)

@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from typer.core import TyperCommand
+from typer.core import (
+    CompletionItem,  # type: ignore[attr-defined]  # typer has no other public name for it
+    TyperCommand,
+)
 
+from superfluid.cli.completion import option_flags, runtime_choices
 from superfluid.cli.settled import Settled, settled
 from superfluid.config import SERVE, server_name
 from superfluid_workerd.options import COMMON, Kind, Option, Resolved
@@ -30,6 +34,13 @@ class ServeCommand(TyperCommand):
         kept, extra = split_unknown(args, known)
         ctx.meta[_EXTRA] = extra
         return super().parse_args(ctx, kept)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Its own options, and those of every runtime."""
+        found = super().shell_complete(ctx, incomplete)
+        if incomplete.startswith("-"):
+            found += [CompletionItem(flag, help=text) for flag, text in option_flags(incomplete)]
+        return found
 
 
 def _takes_value(parameter: Any) -> bool:
@@ -151,7 +162,11 @@ def _parameter(option: Option) -> inspect.Parameter:
     if option.default is not None and not flag:
         text += f" [default: {option.default}]"
     declared = typer.Option(
-        option.flag(), help=text, metavar=None if flag else _metavar(option), show_default=False
+        option.flag(),
+        help=text,
+        metavar=None if flag else _metavar(option),
+        show_default=False,
+        **_completion(option),
     )
     annotation: Any = Annotated[bool | None if flag else str | None, declared]
     return inspect.Parameter(
@@ -164,6 +179,10 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 def _metavar(option: Option) -> str:
     return "|".join(option.choices) if option.choices else option.kind.value.upper()
+
+
+def _completion(option: Option) -> dict[str, Any]:
+    return {"autocompletion": runtime_choices} if option.name == "runtime" else {}
 
 
 def _with_options() -> inspect.Signature:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from superfluid.models.pull import Offer, Reports, size_text
+from superfluid.models.pull import Offer, Progress, Reports, size_text
+from superfluid_compat.errors import SuperfluidError
+
+if TYPE_CHECKING:
+    from superfluid.installs.installer import Outcome
 
 
 @contextlib.contextmanager
@@ -18,6 +24,71 @@ def pull_reports(name: str) -> Iterator[Reports]:
             progress=progress,
             waiting=lambda: say(f"{name}: another process is fetching it, waiting"),
         )
+
+
+class InstallReports:
+    """What an install looks like: lines and a bar for people, lines of JSON for hosts."""
+
+    def __init__(self, runtime: str, progress: Progress, *, as_json: bool) -> None:
+        self._runtime, self._progress, self._as_json = runtime, progress, as_json
+        self._said = -1
+
+    def stage(self, name: str) -> None:
+        if self._as_json:
+            self._line(event="stage", stage=name)
+        elif name == "check":
+            say(f"{self._runtime}: checking that it works here")
+
+    def progress(self, done: int, total: int) -> None:
+        if not self._as_json:
+            self._progress(done, total)
+        elif done * 100 // max(total, 1) != self._said:
+            self._said = done * 100 // max(total, 1)
+            self._line(event="progress", done=done, total=total)
+
+    def say(self, line: str) -> None:
+        if self._as_json:
+            self._line(event="note", message=line)
+        else:
+            say(line)
+
+    def waiting(self) -> None:
+        self.say(f"{self._runtime}: another process installs it, waiting")
+
+    def done(self, outcome: Outcome, line: str) -> None:
+        if self._as_json:
+            self._line(
+                event="done",
+                install=outcome.install.name,
+                path=str(outcome.install.folder),
+                fresh=outcome.fresh,
+                in_use=outcome.in_use,
+            )
+        else:
+            print(line)
+
+    def failed(self, error: SuperfluidError) -> None:
+        if self._as_json:
+            self._line(
+                event="failed",
+                code=error.code,
+                message=error.message,
+                fix=error.fix,
+                exit_code=int(error.exit_code),
+            )
+
+    def _line(self, **fields: Any) -> None:
+        print(json.dumps({"runtime": self._runtime, **fields}), flush=True)
+
+
+@contextlib.contextmanager
+def install_reports(runtime: str, *, as_json: bool) -> Iterator[InstallReports]:
+    """Reports to standard error, or with `as_json` to standard output."""
+    if as_json:
+        yield InstallReports(runtime, lambda done, total: None, as_json=True)
+        return
+    with _progress() as progress:
+        yield InstallReports(runtime, progress, as_json=False)
 
 
 def say(line: str) -> None:
