@@ -148,7 +148,7 @@ class _Planner:
         cells = sequences * _padded(context)
         if unified:
             cells = _padded(lanes * context + min(context, SPARE_CELLS))
-        batch, ubatch = self._batches(context)
+        batch, ubatch = self._batches(context, sequences)
         size = max(1, vocabulary(self.header))
         outputs = max(sequences, min(ubatch, OUTPUT_BYTES // (4 * size)))
         parts = {
@@ -162,10 +162,12 @@ class _Planner:
             outputs = batch
         return Plan(parts, context, cells, sequences, unified, outputs, batch, ubatch)
 
-    def _batches(self, context: int) -> tuple[int, int]:
-        """Tokens of a step and of a micro-batch. An encoder takes a whole text at once."""
+    def _batches(self, context: int, sequences: int) -> tuple[int, int]:
+        """Tokens of a step and of a micro-batch. An encoder takes a whole text at once, and
+        llama.cpp aborts on a pooling one whose sequences do not divide the micro-batch."""
         if self.shape.embeds:
-            return context, context
+            whole = -(-context // sequences) * sequences
+            return whole, whole
         batch = self.settings.number("batch-size")
         return batch, min(batch, self.settings.number("ubatch-size"))
 

@@ -8,6 +8,7 @@ is kept by the file's real path, size, time and digest.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -83,11 +84,18 @@ def examine(named: Path, cache: Path | None = None, limit_s: float = LIMIT_S) ->
     except (NotLoadable, OSError):
         return _probe(named, limit_s)
     kept = _recall(cache, path)
-    if kept is not None and kept.identity == identity and kept.digest == digest(path):
+    own = _digest(path, tuple(identity))
+    if kept is not None and kept.identity == identity and kept.digest == own:
         return kept.finding
     finding = _probe(path, limit_s)
-    _keep(cache, path, _Kept(identity, digest(path), _code(), finding))
+    _keep(cache, path, _Kept(identity, own, _code(), finding))
     return finding
+
+
+@functools.lru_cache(maxsize=8)
+def _digest(path: Path, identity: tuple[tuple[str, int, int], ...]) -> str:
+    """A process that asks again of the same file need not read it again."""
+    return digest(path)
 
 
 def _probe(path: Path, limit_s: float) -> Finding:

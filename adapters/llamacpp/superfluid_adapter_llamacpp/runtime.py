@@ -164,7 +164,7 @@ class LlamaRuntime(Runtime):
         if self._loaded.kind != "embedding":
             raise Unsupported("this model was not made for embeddings")
         for row in tokens:
-            self._check_tokens(row, self._context.ubatch)
+            self._check_tokens(row, self._description.context)
         call = self._loaded.model.library.call
         wide = getattr(call, "llama_model_n_embd_out", call.llama_model_n_embd)
         width = int(wide(self._loaded.model.pointer))
