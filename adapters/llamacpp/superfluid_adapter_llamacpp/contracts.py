@@ -42,7 +42,8 @@ class Field:
         return value
 
     def write(self, raw: bytearray, value: float) -> None:
-        CODES[self.kind].pack_into(raw, self.offset, value)
+        whole = value if self.kind == "f32" else int(value)
+        CODES[self.kind].pack_into(raw, self.offset, whole)
 
     @property
     def bytes(self) -> range:
