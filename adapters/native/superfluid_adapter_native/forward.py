@@ -63,8 +63,7 @@ class Forwarder:
             self._finish(work)
 
     def _embed(self, work: Pass) -> Array:
-        with self._store.matrix(EMBEDDING) as embedding:
-            hidden = self._kernels.gather(embedding, work.tokens)
+        hidden = self._store.rows(EMBEDDING, work.tokens)
         if self._config.embedding_scale != 1.0:
             hidden *= np.float32(self._config.embedding_scale)
         return hidden
@@ -180,7 +179,11 @@ class Forwarder:
         if not len(work.wanted):
             return
         x = self._norm(work.hidden[work.wanted], self._output_norm)
-        with self._store.matrix(self._head) as head:
-            work.output = self._kernels.linear(x, head)
+        work.output = np.empty((len(x), self._config.vocabulary), np.float32)
+        shared, first = self._kernels.quantise(x), 0
+        for tile in self._store.tiles(self._head):
+            end = first + tile.shape[0]
+            self._kernels.linear(shared, tile, work.output[:, first:end])
+            first = end
         if self._config.logit_cap:
             self._kernels.softcap(work.output, self._config.logit_cap)

@@ -13,6 +13,7 @@ from superfluid_adapter_native.formats.source import ModelSource
 from superfluid_adapter_native.forward import Forwarder
 from superfluid_adapter_native.kernels.engine import Kernels
 from superfluid_adapter_native.kv_cache import BLOCK
+from superfluid_adapter_native.limits import available_bytes
 from superfluid_adapter_native.memory import MemoryManager, Probe, default_probe
 from superfluid_adapter_native.plan import (
     Ask,
@@ -121,7 +122,13 @@ class _Assembly:
     kernels: Kernels
 
     def runtime(self, progress: Progress) -> NativeRuntime:
-        manager = MemoryManager(self.source, cache_bytes=self.plan.stream_bytes)
+        # What cannot stay in the page cache until the next walk should leave room for what can.
+        kept = available_bytes() - self.plan.parts["streamed weights"]
+        manager = MemoryManager(
+            self.source,
+            cache_bytes=self.plan.stream_bytes,
+            forget=kept < self.source.total_bytes,
+        )
         try:
             return self._with(manager, progress)
         except BaseException:
@@ -143,8 +150,13 @@ class _Assembly:
         )
         key = model_key(source, self.config, manager, (self.ask, self.settings.exact, plan.context))
         layers = self._descriptors()
-        following = self._following(layers)
-        reader = ReadAhead(manager, following) if following else None
+        units = self._units(layers, store)
+        scheduler = LayerScheduler(manager, layers)
+        reader: ReadAhead | None = None
+        if self.settings.read_ahead and len(units) > 1:
+            reader = ReadAhead(manager, units)
+            scheduler = LayerScheduler(manager, layers, prefetch=reader.layer)
+            store.prefetch = reader.at
 
         def close() -> None:
             if reader is not None:
@@ -152,7 +164,6 @@ class _Assembly:
             manager.close()
             self.kernels.close()
 
-        scheduler = LayerScheduler(manager, layers, prefetch=reader or (lambda layer: None))
         return NativeRuntime(
             Loaded(
                 executor=StreamingExecutor(scheduler, forwarder),
@@ -187,21 +198,16 @@ class _Assembly:
             for layer in self.ask.selected
         )
 
-    def _following(self, layers: tuple[LayerDescriptor, ...]) -> dict[int, tuple[str, ...]]:
-        """For each streamed layer what streams next: a layer or the head, around to the first.
-
-        The head computes within the last layer's turn, which then asks for what follows both."""
-        names = [read_whole(self.source, layer.names) for layer in layers]
-        if head_name(self.source) not in self.plan.matrices:
-            names.append((head_name(self.source),))
-        streamed = [place for place, some in enumerate(names) if some]
-        following: dict[int, tuple[str, ...]] = {}
-        if not self.settings.read_ahead or len(streamed) < 2:
-            return following
-        for here, there in zip(streamed, streamed[1:] + streamed[:1], strict=True):
-            index = layers[min(here, len(layers) - 1)].index
-            following[index] = following.get(index, ()) + names[there]
-        return following
+    def _units(
+        self, layers: tuple[LayerDescriptor, ...], store: WeightStore
+    ) -> list[tuple[str, ...]]:
+        """What streams and is read from end to end, in the order of a walk: layers, and the
+        head's tiles, one by one."""
+        units = [read_whole(self.source, layer.names) for layer in layers if layer.names]
+        head = head_name(self.source)
+        if head not in self.plan.matrices:
+            units += [(tile,) for tile in store.split(head, self.plan.tile_bytes)]
+        return units
 
 
 def _record(request: OpenRequest, settings: Settings, plan: MemoryPlan, threads: int) -> LoadRecord:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import mmap
 import os
 import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +30,9 @@ RETURN_BYTES: Final = 1 << 20
 """Maps of this size and more are handed back to the system explicitly when they close."""
 _POPULATE_READ: Final = 22
 """Linux's MADV_POPULATE_READ (5.14), which `mmap` has no name for."""
-_READ_BYTES: Final = 1 << 20
+_FETCH_BYTES: Final = 4 << 20
+_LINUX: Final = sys.platform == "linux"
+_PAGE: Final = mmap.PAGESIZE
 
 
 def default_probe() -> int:
@@ -94,7 +98,9 @@ class MemoryManager:
 
     `acquire` maps a tensor or returns the map that is there; `release` gives it back. Beyond
     `cache_bytes` the least recently used maps that nobody holds are closed. Maps in use are never
-    closed, so what is held at once is the caller's to bound. Thread-safe.
+    closed, so what is held at once is the caller's to bound. With `forget` the system is told to
+    drop the file's pages too, as it should where memory cannot keep them until the next walk.
+    Thread-safe.
     """
 
     def __init__(
@@ -102,8 +108,12 @@ class MemoryManager:
         source: ModelSource,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         probe: Probe = default_probe,
+        *,
+        forget: bool = False,
     ) -> None:
         self.cache_bytes = cache_bytes
+        self._forget = forget and _LINUX
+        self._parts: dict[str, Tensor] = {}
         self._source = source
         self._probe = probe
         self._peak = 0
@@ -129,15 +139,59 @@ class MemoryManager:
             self._evict()
             return handle
 
-    def populate(self, name: str) -> None:
-        """Have the pages of an acquired tensor in memory, where the system can be told to."""
-        region = self._handles[name].region
-        if region is None or sys.platform != "linux":
+    def split(self, name: str, part_bytes: int) -> tuple[str, ...]:
+        """Names by which parts of a matrix can be acquired: as many whole rows as `part_bytes`
+        hold, one at the least; their `Tensor`s have the rows' shape."""
+        tensor = self._tensor(name)
+        rows, columns = tensor.shape
+        row_bytes = tensor.bytes // rows
+        step = max(1, part_bytes // row_bytes)
+        names: list[str] = []
+        for first in range(0, rows, step):
+            count = min(step, rows - first)
+            part = f"{name}[{first}:{first + count}]"
+            self._parts[part] = replace(
+                tensor,
+                name=part,
+                shape=(count, columns),
+                offset=tensor.offset + first * row_bytes,
+                bytes=count * row_bytes,
+            )
+            names.append(part)
+        return tuple(names)
+
+    def read_rows(self, name: str, rows: NDArray[np.int64]) -> Bytes:
+        """Bytes of a matrix's `rows`, read without mapping it: (len(rows), bytes of a row)."""
+        tensor = self._tensor(name)
+        row_bytes = tensor.bytes // tensor.shape[0]
+        found = np.empty((len(rows), row_bytes), np.uint8)
+        for row, target in zip(rows.tolist(), found, strict=True):
+            at = tensor.offset + row * row_bytes
+            if os.preadv(self._files[tensor.file], [target.data], at) != row_bytes:
+                raise ModelDamaged(f"tensor {name} ends before its row {row}")
+        return found
+
+    def fetch(
+        self,
+        handle: TensorHandle,
+        span: slice | None = None,
+        *,
+        stop: threading.Event | None = None,
+    ) -> None:
+        """Have the bytes `span` of an acquired tensor, or all, in memory and mapped; returns when
+        they are or when `stop` is set. The whole is asked of the system before it is waited for,
+        so that its disk is busy throughout."""
+        region, tensor = handle.region, handle.tensor
+        if region is None or not _LINUX:
             return
-        try:
-            region.madvise(_POPULATE_READ)
-        except OSError:
-            region.madvise(mmap.MADV_WILLNEED)
+        first, end, _ = (span or slice(None)).indices(tensor.bytes)
+        file, start = self._files[tensor.file], tensor.offset + first
+        os.posix_fadvise(file, start, end - first, os.POSIX_FADV_WILLNEED)
+        address = int(handle.view.__array_interface__["data"][0])
+        for at in range(address + first, address + end, _FETCH_BYTES):
+            if stop is not None and stop.is_set():
+                return
+            _populate(at, min(_FETCH_BYTES, address + end - at))
 
     def release(self, name: str) -> None:
         """Give back one `acquire`; the map stays while the cap allows."""
@@ -152,21 +206,7 @@ class MemoryManager:
             for name in names:
                 handle = self._handles.get(name)
                 if handle is not None and handle.users <= 0:
-                    self._handles.pop(name).close()
-
-    def read_ahead(self, names: Iterable[str], stop: threading.Event | None = None) -> None:
-        """Bring the tensors' bytes into the system's page cache; returns when they are there."""
-        scratch = memoryview(bytearray(_READ_BYTES))
-        for name in names:
-            tensor = self._tensor(name)
-            at, end = tensor.offset, tensor.offset + tensor.bytes
-            while at < end and not (stop is not None and stop.is_set()):
-                got = os.preadv(
-                    self._files[tensor.file], [scratch[: min(_READ_BYTES, end - at)]], at
-                )
-                if got == 0:
-                    return
-                at += got
+                    self._close(self._handles.pop(name))
 
     @property
     def resident_bytes(self) -> int:
@@ -204,7 +244,7 @@ class MemoryManager:
 
     def _tensor(self, name: str) -> Tensor:
         try:
-            return self._source.tensors[name]
+            return self._parts.get(name) or self._source.tensors[name]
         except KeyError:
             raise ModelDamaged(f"{self._source.path.name} has no tensor {name}") from None
 
@@ -220,6 +260,9 @@ class MemoryManager:
             )
         except (OSError, ValueError) as error:
             raise ModelDamaged(f"tensor {name} cannot be mapped: {error}") from error
+        if len(tensor.shape) > 2 and hasattr(mmap, "MADV_RANDOM"):
+            # Of experts only some are read: the system's reading around a page would add others.
+            region.madvise(mmap.MADV_RANDOM)
         view = np.frombuffer(region, np.uint8, tensor.bytes, lead)
         return TensorHandle(tensor, view, region)
 
@@ -230,4 +273,24 @@ class MemoryManager:
                 return
             handle = self._handles.pop(name)
             held -= handle.mapped_bytes
-            handle.close()
+            self._close(handle)
+
+    def _close(self, handle: TensorHandle) -> None:
+        mapped = handle.mapped_bytes >= RETURN_BYTES
+        handle.close()
+        if mapped and self._forget:
+            tensor = handle.tensor
+            file = self._files[tensor.file]
+            os.posix_fadvise(file, tensor.offset, tensor.bytes, os.POSIX_FADV_DONTNEED)
+
+
+def _populate(address: int, count: int) -> None:
+    """Read and map pages; `mmap.madvise` would hold the interpreter's lock meanwhile."""
+    start = address - address % _PAGE
+    size = address + count - start
+    _c_library().madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _POPULATE_READ)
+
+
+@functools.cache
+def _c_library() -> Any:
+    return ctypes.CDLL(None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -10,6 +9,7 @@ from typing import Final
 from superfluid_adapter_native.config import ModelConfig
 from superfluid_adapter_native.formats.source import ModelSource
 from superfluid_adapter_native.kv_cache import KVType, LayerShape
+from superfluid_adapter_native.limits import available_bytes
 from superfluid_adapter_native.weights import EMBEDDING, head_name, read_whole, streamed_names
 from superfluid_compat.errors import DoesNotFit
 
@@ -24,6 +24,7 @@ SPARE_ROWS: Final = 256
 """KV rows beyond the lanes' own, for copies."""
 
 _LEAST_ROWS: Final = 32
+_LEAST_TILE: Final = 4 * MIB
 _KERNEL_BYTES: Final = 64 * MIB
 _SCRATCH_BYTES: Final = 16 * MIB
 _TOKEN_BYTES: Final = 320
@@ -49,7 +50,8 @@ class MemoryPlan:
     """Bytes by part, and the choices that make them so.
 
     `resident` are the layers and `matrices` the embedding and head that stay in memory. A step
-    computes `pass_rows` rows at a time and gives `logit_rows` rows of logits at most."""
+    computes `pass_rows` rows at a time and gives `logit_rows` rows of logits at most. A head that
+    is not among the matrices passes through memory in tiles of `tile_bytes`."""
 
     parts: Mapping[str, int]
     context: int
@@ -59,23 +61,11 @@ class MemoryPlan:
     pass_rows: int
     logit_rows: int
     stream_bytes: int
+    tile_bytes: int
 
     @property
     def total(self) -> int:
         return sum(self.parts.values())
-
-
-def available_bytes() -> int:
-    """Memory the machine can still give, or half of the whole where it does not say."""
-    try:
-        import psutil
-
-        return int(psutil.virtual_memory().available)
-    except (ImportError, OSError, RuntimeError):
-        pages = os.sysconf(
-            "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
-        )
-        return pages * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def budget_bytes(memory_budget: int | None, rss: int) -> int:
@@ -105,6 +95,7 @@ class _Sizes:
         head = head_name(source)
         self.matrices = {name: tensors[name].bytes for name in dict.fromkeys((head, EMBEDDING))}
         self.head = self.matrices[head]
+        self.tile = min(self.head, max(_LEAST_TILE, *self.read.values()))
         # Vectors are decoded to F32 and kept, whatever their type.
         self.vectors = sum(4 * t.shape[0] for t in tensors.values() if len(t.shape) == 1)
         self.kv_row = sum(shape.row_bytes(ask.kv_type) for shape in kv_shapes(config, ask.selected))
@@ -171,8 +162,8 @@ class _Planner:
 
     def streaming(self, context: int, rows: int, budget: int) -> MemoryPlan:
         """As many layers in memory as the cap, or what the rest leaves of the budget, holds."""
-        streamed = max(*self.sizes.layers.values(), self.sizes.head)
-        ahead = max(*self.sizes.read.values(), self.sizes.head) if self.ask.read_ahead else 0
+        streamed = max(self.sizes.tile, *self.sizes.layers.values())
+        ahead = max(self.sizes.tile, *self.sizes.read.values()) if self.ask.read_ahead else 0
         cap = self.ask.cache_bytes
         if cap is None:
             bare = self._plan(context, rows, (), ())
@@ -219,7 +210,9 @@ class _Planner:
             "kv": kv_rows * sizes.kv_row,
             "transient": transient + _rope_bytes(config, context) + _SCRATCH_BYTES,
         }
-        return MemoryPlan(parts, context, kv_rows, layers, matrices, rows, logit_rows, rooms[0])
+        return MemoryPlan(
+            parts, context, kv_rows, layers, matrices, rows, logit_rows, rooms[0], sizes.tile
+        )
 
 
 def _row_bytes(config: ModelConfig) -> int:

@@ -3,7 +3,6 @@ to the maps of the layer that is computing."""
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -80,7 +79,8 @@ class WeightStore:
     """Binds tensors to kernels. `resident` layers are bound once and for good.
 
     `hold` and `hold_matrix` make one thing resident, so that the caller can report progress in
-    between; `layer` gives any layer while its handles are held.
+    between; `layer` gives any layer while its handles are held. `prefetch` is called with the name
+    of a tile that is about to be mapped.
     """
 
     def __init__(self, source: ModelSource, manager: MemoryManager, kernels: Kernels) -> None:
@@ -90,6 +90,8 @@ class WeightStore:
         self._vectors: dict[int, dict[str, Vector]] = {}
         self._held: dict[int, LayerWeights] = {}
         self._held_matrices: dict[str, Weight] = {}
+        self._split: dict[str, tuple[str, ...]] = {}
+        self.prefetch: Callable[[str], None] = lambda name: None
 
     def vector(self, name: str) -> Vector:
         """A small tensor, decoded, shifted where the format wants it."""
@@ -123,23 +125,42 @@ class WeightStore:
         """The layer's weights; `handles` are those of a streamed layer."""
         return self._held.get(index) or self._bind(index, handles, keep=False)
 
-    @contextlib.contextmanager
-    def matrix(self, name: str) -> Iterator[Weight]:
-        """The embedding or the head; mapped meanwhile, and no longer, where it is not resident."""
+    def rows(self, name: str, ids: NDArray[np.int64]) -> Vector:
+        """Rows of the embedding as floats, (len(ids), columns). Of one that is not resident no
+        more is read than these."""
+        held = self._held_matrices.get(name)
+        if held is not None:
+            return self._kernels.gather(held, ids)
+        wanted, places = np.unique(ids, return_inverse=True)
+        tensor = self._source.tensors[name]
+        raw = self._manager.read_rows(name, wanted).reshape(-1)
+        shape = (len(wanted), tensor.shape[1])
+        weight = self._kernels.weight(tensor.type, raw, shape, resident=False)
+        return self._kernels.gather(weight, places)
+
+    def split(self, name: str, part_bytes: int) -> tuple[str, ...]:
+        """Have `tiles` give this matrix, which is not resident, in parts; their names."""
+        self._split[name] = self._manager.split(name, part_bytes)
+        return self._split[name]
+
+    def tiles(self, name: str) -> Iterator[Weight]:
+        """The head from its first row to its last: whole where it is resident, else one tile
+        after another, each mapped while it is at work and no longer."""
         held = self._held_matrices.get(name)
         if held is not None:
             yield held
             return
-        handle = self._manager.acquire(name)
-        try:
-            yield self._weight(handle, keep=False)
-        finally:
-            self._manager.release(name)
-            self._manager.drop((name,))
+        for part in self._split[name]:
+            self.prefetch(part)
+            handle = self._manager.acquire(part)
+            try:
+                yield self._weight(handle, keep=False)
+            finally:
+                self._manager.release(part)
 
     def _keep(self, name: str) -> TensorHandle:
         handle = self._manager.acquire(name)
-        self._manager.populate(name)
+        self._manager.fetch(handle)
         return handle
 
     def _weight(self, handle: TensorHandle, *, keep: bool) -> Weight:
@@ -169,10 +190,15 @@ class WeightStore:
     def _slice(self, handle: TensorHandle, keep: bool, expert: int) -> Weight:
         count, rows, columns = handle.tensor.shape
         size = handle.tensor.bytes // count
-        raw = handle.view[expert * size : (expert + 1) * size]
+        span = slice(expert * size, (expert + 1) * size)
+        if not keep:
+            self._manager.fetch(handle, span)
+        raw = handle.view[span]
         return self._kernels.weight(handle.tensor.type, raw, (rows, columns), resident=keep)
 
     def _one_of(self, handles: Mapping[int, TensorHandle], keep: bool, expert: int) -> Weight:
+        if not keep:
+            self._manager.fetch(handles[expert])
         return self._weight(handles[expert], keep=keep)
 
     def _layer_vectors(self, layer: int) -> dict[str, Vector]:

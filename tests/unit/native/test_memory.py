@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from superfluid_adapter_native import memory
 from superfluid_adapter_native.formats.open import open_source
@@ -119,12 +123,70 @@ def test_drop_and_close_leave_nothing_mapped(source: ModelSource) -> None:
     assert manager.resident_bytes == 0
 
 
-def test_reading_ahead_reads_and_populating_maps(source: ModelSource) -> None:
-    manager = MemoryManager(source)
-    manager.read_ahead(("a", "small"))
-    manager.acquire("a")
-    manager.populate("a")
+def pages(view: NDArray[np.uint8]) -> tuple[int, int]:
+    """How many of a map's pages are in memory, and how many there are, as the system says."""
+    start = view.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    size = view.ctypes.data + view.nbytes - start
+    found = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(start), ctypes.c_size_t(size), found) == 0
+    return sum(one & 1 for one in found), len(found)
+
+
+def on_a_disk(source: ModelSource) -> bool:
+    """Whether the file system lets go of pages that it was asked to forget."""
+    handle = forgotten(source).acquire("a")
+    return pages(handle.view)[0] == 0
+
+
+def forgotten(source: ModelSource) -> MemoryManager:
+    with source.path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return MemoryManager(source, forget=True)
+
+
+def test_fetching_brings_in_what_was_asked_and_forgetting_lets_go_of_it(
+    source: ModelSource,
+) -> None:
+    cold = 0 if on_a_disk(source) else 512
+    manager = forgotten(source)
+    handle = manager.acquire("b")
+    assert pages(handle.view)[0] in (cold, cold + 1)
+    manager.fetch(handle)
+    found, count = pages(handle.view)
+    assert found == count
+    manager.release("b")
+    manager.drop(("b",))
+    assert pages(manager.acquire("b").view)[0] <= cold + 2
+    manager.close()
+
+
+def test_a_stopped_fetch_ends_at_once(source: ModelSource) -> None:
+    manager, stop = MemoryManager(source), threading.Event()
+    stop.set()
+    manager.fetch(manager.acquire("a"), stop=stop)
     assert first(manager, "a") == 1.0
+    manager.close()
+
+
+def test_rows_are_read_without_a_map(source: ModelSource) -> None:
+    manager = MemoryManager(source)
+    rows = manager.read_rows("b", np.array([3, 0, 511]))
+    assert rows.shape == (3, 4096)
+    assert (rows.view(np.float32) == 2.0).all()
+    assert manager.mapped == ()
+    manager.close()
+
+
+def test_a_matrix_splits_into_whole_rows(source: ModelSource) -> None:
+    manager = MemoryManager(source, cache_bytes=0)
+    whole = manager.acquire("c").view.copy()
+    manager.release("c")
+    parts = manager.split("c", 100 * 4096 + 5)
+    shapes = [manager.acquire(part).tensor.shape for part in parts]
+    assert shapes == [(100, 1024)] * 5 + [(12, 1024)]
+    assert np.array_equal(np.concatenate([manager.acquire(part).view for part in parts]), whole)
+    assert len(manager.split("c", 1)) == 512
     manager.close()
 
 

@@ -119,13 +119,15 @@ class Kernels:
         return Activations(x, codes, scales, fours)
 
     def linear(self, x: Floats | Activations, weight: Weight, out: Floats | None = None) -> Floats:
-        """x (n, columns) times the transposed weight: (n, rows)."""
+        """x (n, columns) times the transposed weight: (n, rows).
+
+        Rows of `out` are contiguous and may lie apart, as in some columns of a wider table."""
         given = x if isinstance(x, Activations) else Activations(_rows(x))
         rows, columns = weight.shape
         n = given.x.shape[0]
         if given.x.shape[1] != columns:
             raise ValueError(f"x has {given.x.shape[1]} columns, {columns} wanted")
-        out = _target(out, (n, rows))
+        out = _target(out, (n, rows), apart=True)
         make = self._product(weight.type.name)
         per_task = max(1, _TASK_BYTES // weight.row_bytes)
         words = [weight.address, weight.row_bytes, rows, per_task]
@@ -281,10 +283,11 @@ def _rows(x: Floats) -> Floats:
     return np.ascontiguousarray(x, np.float32)
 
 
-def _target(out: Floats | None, shape: tuple[int, ...]) -> Floats:
+def _target(out: Floats | None, shape: tuple[int, ...], *, apart: bool = False) -> Floats:
     if out is None:
         return np.empty(shape, np.float32)
-    if out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
+    laid = out.strides[-1] == 4 if apart else out.flags.c_contiguous
+    if out.shape != shape or out.dtype != np.float32 or not laid:
         raise ValueError(f"out is {out.dtype} {out.shape}, contiguous float32 {shape} wanted")
     return out
 
