@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -40,6 +40,8 @@ from superfluid_workerd.link.frames import (
     TurnStats,
 )
 from superfluid_workerd.link.refusals import in_words, refusal
+from superfluid_workerd.options import SERVICE_CLASSES
+from superfluid_workerd.pace import Pace
 from superfluid_workerd.sequences import Sequences
 from superfluid_workerd.stream import Stream
 from superfluid_workerd.turns import Policy, Ready, linger_s, plan
@@ -91,6 +93,7 @@ class Executor:
         self._admitted = 0
         self._ticks = 0
         self._counters = Counters()
+        self._pace = Pace()
         self._seated: Sequence[Stream] = ()
         self._crowded = False
         self._abandoned = False
@@ -316,12 +319,18 @@ class Executor:
             stream.lane = None
 
     def _plan(self) -> _Seated:
-        ready = [
-            Ready(it.order, it.pending, it.decodes, it.seated, it.due)
-            for it in self._running.values()
-        ]
-        seats = plan(ready, self._policy, self._step_tokens)
+        running = self._running.values()
+        ready = [Ready(it.order, it.pending, it.decodes, it.seated, it.due) for it in running]
+        seats = plan(ready, self._policy, min(self._step_tokens, self._bound(running)))
         return [self._seat(self._running[seat.order], seat.tokens) for seat in seats]
+
+    def _bound(self, running: Collection[Stream]) -> int:
+        """The most tokens of a turn, so that streams that decode, and interactive ones that will,
+        get theirs soon."""
+        decoding = sum(it.decodes for it in running)
+        urgent = decoding or any(it.service_class == SERVICE_CLASSES[0] for it in running)
+        prompts = self._pace.tokens_within(self._policy.turn_target_ms / 1000) if urgent else None
+        return self._step_tokens if prompts is None else decoding + prompts
 
     def _seat(self, stream: Stream, tokens: int) -> tuple[Stream, Feed]:
         feed = Feed(
@@ -347,6 +356,7 @@ class Executor:
         finally:
             self._seated = ()
             self._counters.busy_s += time.monotonic() - started
+        self._pace.add(sum(len(feed.tokens) for _, feed in seated), time.monotonic() - started)
         self._count(seated, ready)
         self._receive()
         return self._commit(seated, rows)

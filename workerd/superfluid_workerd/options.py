@@ -368,6 +368,9 @@ WORKER: Final = (
            minimum=1, maximum=1 << 20, unit="tokens", scope=Scope.RUNTIME),
     Option("prompt-chunk", Kind.INTEGER, "most tokens of one prompt in one turn", 512, minimum=1,
            maximum=1 << 20, unit="tokens", scope=Scope.RUNTIME),
+    Option("turn-target-ms", Kind.INTEGER, "how long a turn may take for prompts beside streams "
+           "that decode, or twice what it takes without them", 200, minimum=0, maximum=3_600_000,
+           unit="milliseconds", scope=Scope.RUNTIME),
     Option("max-waiting", Kind.INTEGER, "streams that may wait for a lane", 256, minimum=0,
            maximum=1 << 20, unit="streams", scope=Scope.RUNTIME),
     Option("class-ageing-ms", Kind.INTEGER, "how much earlier a stream must have come to go before "

@@ -17,6 +17,7 @@ class Policy:
     turn_linger_us: int = 0
     turn_tokens: int = 512
     prompt_chunk: int = 512
+    turn_target_ms: int = 200
     max_waiting: int = 256
     class_ageing_ms: int = 10_000
     interactive_lanes: int = 0

@@ -640,3 +640,22 @@ def test_a_prompt_is_accepted_at_once_and_told_again_what_it_got_for_nothing() -
     loop.join(2, request("x" * 64, 5))
     loop.run()
     assert told == [None, 63]
+
+
+def test_a_long_prompt_holds_up_decoders_by_no_more_than_the_target() -> None:
+    """Lanes facts, failure 14: the larger the chunks of a prompt, the longer others stall."""
+
+    class Slow(Stage):
+        def step(self, feeds: Sequence[Feed], tick: Tick) -> Sequence[Logits | None]:
+            time.sleep(0.0002 * sum(len(feed.tokens) for feed in feeds))
+            return super().step(feeds, tick)
+
+    orders = Orders(context=4096, step_tokens=512)
+    loop = Loop(orders, policy=Policy(turn_target_ms=20), stage=Slow)
+    loop.join(1, request("d", 60))
+    loop.runtime.before = lambda turn: loop.join(2, request("p" * 2500, 2)) if turn == 4 else None
+    loop.run()
+    beside = [step for step in loop.runtime.steps if len(step) == 2]
+    assert len(beside) > 2500 / 150
+    assert all(step[0].sequence == 1 for step in beside)
+    assert max(len(step[1].tokens) for step in beside) < 150
