@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from superfluid.http.app import build
 from superfluid.http.settings import HttpSettings
 from superfluid_compat.errors import ContextLengthExceeded, Overloaded, WorkerDied
-from superfluid_workerd.link.frames import Delta, Logprob, TokenLogprob
+from superfluid_workerd.link.frames import Delta, Logprob, TokenLogprob, TurnStats
 from support.service import ScriptedService, says
 
 SETTINGS = HttpSettings(host="127.0.0.1", port=8453, body_bytes=1 << 16, keep_alive_s=0.05)
@@ -298,3 +299,65 @@ async def test_a_bug_is_one_line() -> None:
     assert response.status_code == 500
     assert response.json()["error"]["type"] == "server_error"
     assert "Traceback" not in response.text
+
+
+async def test_stats_have_every_counter_and_what_it_amounts_to() -> None:
+    async with client(ScriptedService(says("a"))) as http:
+        answer = (await http.get("/v1/superfluid/stats")).json()
+    found = answer["models"]["tiny"]
+    assert set(TurnStats.__struct_fields__) < set(found)
+    assert (found["turns"], found["seats"], found["ready"]) == (4, 10, 12)
+    assert (found["mean_occupancy"], found["mean_ready"]) == (2.5, 3.0)
+    assert (found["window_occupancy"], found["window_mean_ready"]) == (1.5, 0.0)
+    assert found["mean_queued_s"] == 0.0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_class_deadline_and_cached_tokens_by_header(stream: bool) -> None:
+    service = ScriptedService(says("a"))
+    headers = {"X-Superfluid-Qos": " Interactive ", "x-superfluid-deadline-s": "2.5"}
+    body = {"prompt": ["ab", "c"], "n": 2, "stream": stream}
+    async with client(service) as http:
+        answer = await http.post("/v1/completions", json=body, headers=headers)
+    assert [it.service_class for it in service.requests] == ["interactive"] * 4
+    assert [it.deadline_s for it in service.requests] == [2.5] * 4
+    assert answer.headers["x-superfluid-cached-tokens"] == "0"
+
+
+async def test_requests_without_a_class_have_the_servers() -> None:
+    service = ScriptedService(says("a"))
+    settings = dataclasses.replace(SETTINGS, service_class="background")
+    async with client(service, settings) as http:
+        await http.post("/v1/chat/completions", json=CHAT)
+    assert service.requests[0].service_class == "background"
+    assert service.requests[0].deadline_s is None
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("x-superfluid-qos", ""),
+        ("x-superfluid-qos", "urgent"),
+        ("x-superfluid-deadline-s", "0"),
+        ("x-superfluid-deadline-s", "nan"),
+        ("x-superfluid-deadline-s", "inf"),
+        ("x-superfluid-deadline-s", "soon"),
+    ],
+)
+async def test_a_header_of_ours_that_says_nothing_known_is_refused(header: str, value: str) -> None:
+    service = ScriptedService(says("a"))
+    async with client(service) as http:
+        answer = await http.post("/v1/chat/completions", json=CHAT, headers={header: value})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == header
+    assert service.requests == []
+
+
+async def test_the_penalties_window_is_set_and_checked() -> None:
+    service = ScriptedService(says("a"))
+    async with client(service) as http:
+        await http.post("/v1/chat/completions", json={**CHAT, "repeat_last_n": 7})
+        refused = await http.post("/v1/chat/completions", json={**CHAT, "repeat_last_n": -1})
+    assert service.requests[0].sampling.penalty_window == 7
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "repeat_last_n"

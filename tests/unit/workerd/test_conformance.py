@@ -13,7 +13,14 @@ from superfluid_adapter_fake.adapter import FakeAdapter
 from superfluid_adapter_fake.orders import Orders, write_model
 from superfluid_adapter_fake.runtime import FakeRuntime, extend
 
-from superfluid_workerd.adapter import Feed, LoadedModel, OpenRequest, SequenceId, Tick
+from superfluid_workerd.adapter import (
+    Feed,
+    LoadedModel,
+    OpenRequest,
+    RuntimeDescription,
+    SequenceId,
+    Tick,
+)
 from superfluid_workerd.conformance import (
     AdapterContract,
     Case,
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
 KINDS = {
     "able": Orders(),
     "plain": Orders(copy=False, export=False, truncate="zero", step_tokens=16, context=48),
+    "pooled": Orders(tokens=256, retry=True),
 }
 
 
@@ -102,6 +110,13 @@ class Aliasing(FakeRuntime):
         return copy
 
 
+class Overfull(FakeRuntime):
+    """Tells a bound that it does not keep."""
+
+    def describe(self) -> RuntimeDescription:
+        return replace(super().describe(), tokens=64)
+
+
 class Believing(FakeRuntime):
     """Imports whatever it is given."""
 
@@ -115,6 +130,7 @@ CAUGHT = {
     Mixing: "test_the_order_of_seats_changes_nothing",
     Trusting: "test_tokens_outside_the_vocabulary_are_refused",
     Aliasing: "test_a_copy_goes_its_own_way_or_is_unsupported",
+    Overfull: "test_a_bound_on_all_tokens_together_is_kept_and_costs_nobody",
     Believing: "test_a_sequence_moves_to_another_runtime_or_is_unsupported",
 }
 

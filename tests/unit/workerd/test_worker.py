@@ -27,6 +27,7 @@ from superfluid_workerd.link.frames import (
     Messages,
     Ping,
     Pong,
+    Prompt,
     Prompted,
     Ready,
     RequestFailed,
@@ -346,3 +347,66 @@ def test_a_worker_dies_with_its_parent(tmp_path: Path) -> None:
         assert (gone, alive) == ([worker], [])
         assert keeper.is_running()
         keeper.kill()
+
+
+def test_a_runtime_of_one_stream_serves_one_lane_and_its_record_says_so(worker: Worker) -> None:
+    worker.load(Orders(max_sequences=1), lanes=1)
+    ready = worker.all[-1]
+    assert isinstance(ready, Ready)
+    assert ready.description.record.got["lanes"] == 1
+    assert ready.description.record.got["serves"] == "one stream at a time"
+    wanted = request("hello", 4)
+    worker.generate(1, wanted)
+    assert [t for delta in worker.deltas(1) for t in delta.tokens] == alone(wanted, Orders())
+
+
+def test_the_context_told_is_what_a_stream_can_use(worker: Worker) -> None:
+    """Lanes facts, failures 17 and 18: each lane is promised a whole context of one pool."""
+    worker.load(Orders(context=256, tokens=100))
+    ready = worker.all[-1]
+    assert isinstance(ready, Ready)
+    assert ready.description.context == 100
+    worker.generate(1, request("p" * 99, 5))
+    assert sum(len(delta.tokens) for delta in worker.deltas(1)) == 1
+    worker.generate(2, request("p" * 100, 5))
+    error = worker.until(StreamFailed).error
+    assert error.code == "context_length_exceeded"
+    assert "100" in error.message
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("TURN_LINGER_US", "soon"), ("PARKED_BYTES", "-1"), ("MAX_SEATS", "0")]
+)
+def test_a_bad_setting_of_the_environment_is_refused_by_name(
+    tmp_path: Path, variable: str, value: str
+) -> None:
+    environment = {f"SUPERFLUID_{variable}": value}
+    with Worker(tmp_path, stderr=None, **environment) as worker:
+        worker.load(wait=False)
+        error = worker.until(LoadFailed).error
+        assert error.code == "bad_option_value"
+        assert variable.lower().replace("_", "-") in error.message
+        assert value in error.message
+        assert worker.exit_code() == 2
+
+
+def test_huge_text_is_refused_before_it_is_tokenized(worker: Worker) -> None:
+    """The fake's longest piece has six bytes, its context is 256."""
+    worker.load(Orders(template="{{ messages[-1]['content'] }}"))
+    huge = "x" * 600_000
+    chat = Messages(messages=[{"role": "user", "content": huge}])
+    prompts: list[Prompt] = [Text(text=huge), chat]
+    for number, prompt in enumerate(prompts):
+        worker.generate(number, GenerationRequest(prompt=prompt))
+        error = worker.until(StreamFailed).error
+        assert error.code == "context_length_exceeded"
+        assert "at least 100000 tokens" in error.message
+        assert "256" in error.message
+
+
+def test_words_that_the_template_leaves_out_do_not_count(worker: Worker) -> None:
+    worker.load(Orders(template="{{ messages[-1]['content'] }}"))
+    long = {"role": "user", "content": "x" * 9000}
+    prompt = Messages(messages=[long, {"role": "user", "content": "hi"}])
+    worker.generate(1, GenerationRequest(prompt=prompt, max_tokens=2, ignore_eos=True))
+    assert worker.until(Prompted).tokens == [256, *b"hi"]

@@ -89,6 +89,25 @@ class RuntimeContract:
             opened.step([opened.feed(two, opened.tokens(2))])
             assert (opened.runtime.seq_length(one), opened.runtime.seq_length(two)) == (3, 3)
 
+    def test_a_bound_on_all_tokens_together_is_kept_and_costs_nobody(self, case: Case) -> None:
+        with case.opened() as opened:
+            most = opened.describe.tokens
+            assert most >= 0
+            if most == 0:
+                return
+            one, two = opened.runtime.seq_create(), opened.runtime.seq_create()
+            longest = min(most, opened.describe.context)
+            opened.extend(one, opened.tokens(longest))
+            if longest < most:
+                return
+            with pytest.raises(Capacity):
+                opened.extend(two, opened.tokens(1))
+            assert opened.runtime.seq_length(one) == longest
+            assert opened.runtime.seq_length(two) == 0
+            opened.runtime.seq_truncate(one, 0)
+            tokens = opened.tokens(3)
+            _close(opened.extend(two, tokens), opened.alone(tokens), case)
+
     def test_memory_returns_after_a_free(self, case: Case) -> None:
         with case.opened() as opened:
             before = opened.runtime.memory().sequences
