@@ -50,6 +50,9 @@ SERVE: Final = (*DAEMON, *COMMON)
 Sources: TypeAlias = Sequence[tuple[str, Mapping[str, object]]]
 """(origin, values by option name), strongest first: what `options.resolve` takes."""
 
+USUAL_NAMES: Final = {"SUPERFLUID_LLAMA_LIB": ("llamacpp", "lib")}
+"""Variables beside those made from ids and option names: which option of which adapter."""
+
 _SERVER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -76,10 +79,16 @@ def settle(
 def adapter_variables(
     adapter: str, environment: Mapping[str, str] | None = None
 ) -> dict[str, object]:
-    """What the environment gives for one adapter, by option name: `SUPERFLUID_ID_OPTION_NAME`."""
+    """What the environment gives for one adapter, by option name: `SUPERFLUID_ID_OPTION_NAME`, or
+    another name that is usual for one."""
     variables = os.environ if environment is None else environment
     prefix = f"SUPERFLUID_{adapter.replace('-', '_').upper()}_"
-    return {
+    usual: dict[str, object] = {
+        name: text
+        for variable, (id_, name) in USUAL_NAMES.items()
+        if id_ == adapter and (text := variables.get(variable))
+    }
+    return usual | {
         name.removeprefix(prefix).replace("_", "-").lower(): text
         for name, text in variables.items()
         if name.startswith(prefix) and text

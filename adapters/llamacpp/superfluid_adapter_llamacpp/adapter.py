@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from superfluid_adapter_llamacpp.contracts import contracts, served, tested
+from superfluid_adapter_llamacpp.contracts import contracts, known, served
 from superfluid_adapter_llamacpp.settings import OPTIONS, Settings, check_devices
 from superfluid_adapter_llamacpp.symbols import REQUIRED
 from superfluid_compat.errors import RuntimeNotInstalled
@@ -16,12 +16,14 @@ from superfluid_workerd.adapter import (
     Adapter,
     AdapterInfo,
     Facts,
+    InstallPlan,
     LoadedModel,
     OpenRequest,
     Option,
     Options,
     Probe,
     Tokenizer,
+    Version,
 )
 from superfluid_workerd.link.answers import GGUF
 
@@ -43,9 +45,7 @@ class LlamaCppAdapter(Adapter):
             kit=_KIT,
             version=importlib.metadata.version("superfluid"),
             bundled=False,
-            requires=Requirement(
-                _WHAT, served(), tested=tuple(one.name for one in tested().values())
-            ),
+            requires=Requirement(_WHAT, served(), tested=_builds()),
             own_option="lib",
         )
 
@@ -64,12 +64,32 @@ class LlamaCppAdapter(Adapter):
                 for number, one in contracts().items()
             },
             "tested": [
-                {"name": one.name, "contract": one.contract, "platform": one.platform,
-                 "sha256": one.sha256}
-                for one in tested().values()
+                {
+                    "build": one.build,
+                    "source": one.source,
+                    "contract": one.contract,
+                    "platform": one.platform,
+                    "sha256": one.sha256,
+                }
+                for one in known().values()
             ],
             "symbols": sorted(REQUIRED),
-        }  # fmt: skip
+        }
+
+    def versions(self) -> Sequence[Version]:
+        from superfluid_adapter_llamacpp.recipes import versions
+
+        return versions()
+
+    def plan(self, version: str, backend: str) -> InstallPlan:
+        from superfluid_adapter_llamacpp.recipes import plan
+
+        return plan(version, backend)
+
+    def install(self, plan: InstallPlan, staged: Path) -> None:
+        from superfluid_adapter_llamacpp.recipes import finish
+
+        finish(plan, staged)
 
     def check(self, options: Options, shared: Path) -> Probe:
         from superfluid_adapter_llamacpp.probe import examine
@@ -87,13 +107,16 @@ class LlamaCppAdapter(Adapter):
                 fix=error.fix,
             )
         finding = examine(named, shared)
+        gpus = sum(device.kind == "gpu" for device in finding.devices)
         if finding.reason is None:
-            check_devices(settings, sum(device.kind == "gpu" for device in finding.devices))
+            if named == self.installed and (lacking := _without_device(named, gpus)):
+                return lacking
+            check_devices(settings, gpus)
         return Probe(
             version=finding.version or "unknown",
             abi=finding.contract,
             devices=finding.devices,
-            tested=bool(finding.tested),
+            tested=finding.tested or _published(self.installed, named),
             problem=finding.sentence or None,
             rule=finding.reason or Rule.WORKS,
             state=finding.judgement.state,
@@ -121,3 +144,31 @@ class LlamaCppAdapter(Adapter):
         from superfluid_adapter_llamacpp.loading import load
 
         return load(request, self.installed)
+
+
+def _builds() -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one.build for one in known().values()))
+
+
+def _without_device(installed: Path, gpus: int) -> Probe | None:
+    """An install for a GPU that finds none: another backend may do."""
+    from superfluid_adapter_llamacpp.recipes import backend_of
+
+    backend = backend_of(installed)
+    if gpus or backend in ("", "cpu", "local"):
+        return None
+    return Probe(
+        version="unknown",
+        problem=f"the {backend} build finds no device of its kind here",
+        rule=Rule.NO_DEVICE,
+        state=State.BROKEN,
+        fix="install the cpu backend, or see to the GPU's driver",
+    )
+
+
+def _published(installed: Path | None, named: Path) -> bool:
+    """Whether the library is an install by a recipe of ours, of pinned digests."""
+    from superfluid_adapter_llamacpp.recipes import RECIPES, backend_of
+
+    backends = {one.backend for one in RECIPES}
+    return named == installed and backend_of(named) in backends

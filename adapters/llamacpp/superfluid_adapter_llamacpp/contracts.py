@@ -86,10 +86,11 @@ class Contract:
 
 
 @dataclass(frozen=True, slots=True)
-class Tested:
-    """A library file that the project's tests run on, by its digest."""
+class Known:
+    """A published library file by its digest: which build of llama.cpp it is, and whose."""
 
-    name: str
+    build: str
+    source: str
     contract: int
     platform: str
     sha256: str
@@ -113,7 +114,7 @@ class _Contract(msgspec.Struct):
 class _File(msgspec.Struct):
     layouts: dict[str, _Layout]
     contracts: list[_Contract]
-    tested: list[Tested]
+    known: list[Known]
 
 
 @functools.cache
@@ -135,9 +136,9 @@ def served() -> tuple[int, ...]:
 
 
 @functools.cache
-def tested() -> Mapping[str, Tested]:
-    """Tested libraries by their digest."""
-    return {one.sha256: one for one in _read().tested}
+def known() -> Mapping[str, Known]:
+    """Published libraries by their digest."""
+    return {one.sha256: one for one in _read().known}
 
 
 @functools.cache

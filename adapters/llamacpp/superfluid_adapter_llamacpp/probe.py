@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from superfluid_adapter_llamacpp.canary import Sung
-from superfluid_adapter_llamacpp.contracts import tested
+from superfluid_adapter_llamacpp.contracts import known
 from superfluid_adapter_llamacpp.evidence import Evidence, digest
 from superfluid_adapter_llamacpp.judge import Judgement, Reason, judge
 from superfluid_adapter_llamacpp.library import NotLoadable, companions, find
@@ -54,7 +54,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[Device, ...] = ()
     gpu_offload: bool = False
     digest: str = ""
-    tested: str = ""
+    tested: bool = False
 
     @property
     def judgement(self) -> Judgement:
@@ -105,25 +105,24 @@ def _probe(path: Path, limit_s: float) -> Finding:
     if judgement.reason is None and judgement.contract is not None:
         judgement = _sing(Path(found.path), judgement, limit_s)
     own = found.digests.get(Path(found.path).resolve().name, "")
-    known = tested().get(own)
+    published = known().get(own)
     return Finding(
         path=found.path,
         contract=judgement.contract,
         reason=judgement.reason,
         sentence=judgement.sentence,
         fix=judgement.fix,
-        version=_version(found, known.name if known else ""),
+        version=published.build if published else _version(found),
         devices=found.devices,
         gpu_offload=found.gpu_offload,
         digest=own,
-        tested=known.name if known else "",
+        tested=published is not None,
     )
 
 
-def _version(found: Evidence, known: str) -> str:
-    if known:
-        return known
-    return found.version or (f"ggml {found.ggml_version}" if found.ggml_version else "")
+def _version(found: Evidence) -> str:
+    """What the library calls itself, as one word; builds that differ may say the same."""
+    return found.version or (f"ggml-{found.ggml_version}" if found.ggml_version else "")
 
 
 def _decoded(ended: _Ended, path: Path) -> Evidence:
