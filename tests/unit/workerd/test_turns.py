@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from superfluid_compat.errors import BadOptionValue
+from superfluid_workerd.options import WORKER
 from superfluid_workerd.turns import Policy, Ready, Seat, linger_s, plan
 
 WIDE = Policy(max_seats=64, turn_tokens=32, prompt_chunk=32)
@@ -124,3 +127,11 @@ def test_the_environment_sets_the_policy() -> None:
 def test_a_bad_setting_is_refused_by_name() -> None:
     with pytest.raises(BadOptionValue, match="max-seats was given 0, wanted"):
         Policy.from_environment({"SUPERFLUID_MAX_SEATS": "0"})
+
+
+def test_the_page_about_lanes_has_every_setting_with_its_default() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "lanes.md").read_text()
+    for option in WORKER:
+        (row,) = (line for line in page.splitlines() if f"`{option.variable()}`" in line)
+        shown = row.split("|")[2].strip()
+        assert option.parse(shown) == option.default
