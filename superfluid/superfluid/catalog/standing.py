@@ -159,6 +159,9 @@ class Chooser:
             self.options(row)
         if wanted.runtime is not None:
             return self._chosen(await self._named(rows[0], wanted.install), "asked for by name")
+        owned = next((row for row in rows if self._owned(row)), None)
+        if owned is not None:
+            return self._chosen(await self._named(owned, None), "a runtime of the user's own")
         standings = await asyncio.gather(
             *(self.stand(row, self.installs.in_use(row.id)) for row in rows)
         )
@@ -168,6 +171,11 @@ class Chooser:
         if len(ready) == 1:
             return self._chosen(ready[0], "the only ready runtime that reads its format")
         return await self._best(model, ready)
+
+    def _owned(self, row: Row) -> bool:
+        """Whether the user gave a runtime of his own for it, and so chose it."""
+        option = row.info.own_option if row.info else None
+        return option is not None and self.options(row)[option].value is not None
 
     async def _named(self, row: Row, name: str | None) -> Standing:
         install = self.installs.get(row.id, name) if name else self.installs.in_use(row.id)
