@@ -73,35 +73,41 @@ class Waiting:
             passed.append(stream)
         return None
 
-    def victim(
+    def victims(
         self, running: Collection[Stream], follows: Callable[[Stream], bool]
-    ) -> Stream | None:
+    ) -> list[Stream]:
         """Who makes room for an interactive stream that found none: of those that it goes
-        before, the lowest class, and of that who came last."""
+        before, the lowest class, and of that who came last; as many as it takes, or nobody."""
         arrival = next((it for it in self._line if self._blocked(it, running, follows)), None)
         if arrival is None:
-            return None
+            return []
         below = [
             it
             for it in running
             if it.service_class != arrival.service_class and it.due > arrival.due
         ]
-        return max(
-            below, key=lambda it: (SERVICE_CLASSES.index(it.service_class), it.due), default=None
-        )
+        below.sort(key=lambda it: (SERVICE_CLASSES.index(it.service_class), it.due))
+        staying, leaving = list(running), list[Stream]()
+        while below and not self._has_room(arrival, staying):
+            leaving.append(below.pop())
+            staying.remove(leaving[-1])
+        return leaving if self._has_room(arrival, staying) else []
 
     def _blocked(
         self, stream: Stream, running: Collection[Stream], follows: Callable[[Stream], bool]
     ) -> bool:
         if stream.service_class != SERVICE_CLASSES[0] or self._capped(stream, running):
             return False
-        full = len(running) >= self._lanes or not self._fits(stream, running)
-        return full and not follows(stream)
+        return not self._has_room(stream, running) and not follows(stream)
+
+    def _has_room(self, stream: Stream, running: Collection[Stream]) -> bool:
+        return len(running) < self._lanes and self._fits(stream, running)
 
     def _capped(self, stream: Stream, running: Collection[Stream]) -> bool:
         most = self._policy.most_lanes(stream.service_class)
-        held = sum(it.service_class == stream.service_class for it in running)
-        return 0 < most <= held
+        if not most:
+            return False
+        return sum(it.service_class == stream.service_class for it in running) >= most
 
     def _fits(self, stream: Stream, running: Collection[Stream]) -> bool:
         if not self._pool:

@@ -255,8 +255,9 @@ class Executor:
             stream = self._waiting.next(running, self._follows)
             if stream is not None:
                 self._seat_down(stream)
-            elif (victim := self._waiting.victim(running, self._follows)) is not None:
-                self._park(victim)
+            elif victims := self._waiting.victims(running, self._follows):
+                for victim in victims:
+                    self._park(victim)
             else:
                 break
         for stream in self._waiting:

@@ -59,8 +59,8 @@ class _Room:
             admitted.append(stream)
         return admitted
 
-    def victim(self, follows: Callable[[Stream], bool] = _nobody) -> Stream | None:
-        return self.waiting.victim(self.running, follows)
+    def victims(self, follows: Callable[[Stream], bool] = _nobody) -> list[Stream]:
+        return self.waiting.victims(self.running, follows)
 
 
 def test_within_a_class_who_came_first_goes_first() -> None:
@@ -129,10 +129,10 @@ def test_an_interactive_stream_takes_the_lane_of_the_lowest_class_that_came_last
     )  # fmt: skip
     room.add(agent, early, late)
     room.admit()
-    assert room.victim() is None
+    assert room.victims() == []
     room.add(_stream("interactive", 6))
     assert room.admit() == []
-    assert room.victim() is late
+    assert room.victims() == [late]
 
 
 @pytest.mark.parametrize("service_class", ["completion", "agent", "background"])
@@ -141,7 +141,7 @@ def test_no_other_class_takes_a_lane(service_class: Class) -> None:
     room.add(_stream("background", 0))
     room.admit()
     room.add(_stream(service_class, 1))
-    assert room.victim() is None
+    assert room.victims() == []
 
 
 def test_neither_an_equal_nor_one_that_waited_long_gives_up_its_lane() -> None:
@@ -150,7 +150,7 @@ def test_neither_an_equal_nor_one_that_waited_long_gives_up_its_lane() -> None:
         room.add(held)
         room.admit()
         room.add(_stream("interactive", 1))
-        assert room.victim() is None
+        assert room.victims() == []
 
 
 def test_nobody_gives_up_a_lane_for_one_that_its_cap_or_a_prefill_holds_back() -> None:
@@ -159,12 +159,12 @@ def test_nobody_gives_up_a_lane_for_one_that_its_cap_or_a_prefill_holds_back() -
     room.admit()
     chat = _stream("interactive", 1)
     room.add(chat)
-    assert room.victim() is None
+    assert room.victims() == []
     free = _Room(lanes=1)
     free.add(_stream("background", 0))
     free.admit()
     free.add(chat)
-    assert free.victim(lambda it: it is chat) is None
+    assert free.victims(lambda it: it is chat) == []
 
 
 def test_a_lack_of_memory_is_made_good_like_a_lack_of_lanes() -> None:
@@ -174,7 +174,21 @@ def test_a_lack_of_memory_is_made_good_like_a_lack_of_lanes() -> None:
     room.admit()
     room.add(_stream("interactive", 1, reserve=20))
     assert room.admit() == []
-    assert room.victim() is low
+    assert room.victims() == [low]
+
+
+def test_as_many_give_way_as_it_takes_and_nobody_where_that_would_not_do() -> None:
+    room = _Room(lanes=4, pool=100)
+    low = [_stream("background", n, reserve=30) for n in range(3)]
+    room.add(*low)
+    room.admit()
+    room.add(_stream("interactive", 5, reserve=60))
+    assert room.victims() == [low[2], low[1]]
+    crowded = _Room(lanes=4, pool=100)
+    crowded.add(_stream("interactive", 0, reserve=50), _stream("background", 0, reserve=30))
+    crowded.admit()
+    crowded.add(_stream("interactive", 5, reserve=60))
+    assert crowded.victims() == []
 
 
 _DRAWN = st.lists(
