@@ -9,6 +9,7 @@ into a folder that stays between runs. `python tests/support/llama_libraries.py`
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 import sys
 import zipfile
@@ -31,6 +32,9 @@ class Build:
 
 
 INSTALLED: Final = "b11063"
+BUILD: Final = os.environ.get("SUPERFLUID_TEST_LLAMA_BUILD", INSTALLED)
+"""The build that this process may load: a process holds one."""
+
 BUILDS: Final[Mapping[str, Build]] = {
     "b11549": Build(
         "xllamacpp==2026.10.11549",

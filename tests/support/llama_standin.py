@@ -1,6 +1,6 @@
 """Small shared libraries that look like libllama: every symbol, and what a test wants wrong.
 
-    path = build(folder / "libllama.so", contract=contracts()[7], context={"n_ctx": 513})
+path = build(folder / "libllama.so", contract=contracts()[7], context={"n_ctx": 513})
 """
 
 from __future__ import annotations

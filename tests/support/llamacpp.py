@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes as ct
 import functools
-import importlib.metadata
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,8 @@ from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from support import llama_libraries
 
 
 class ModelParams(ct.Structure):
@@ -115,8 +116,7 @@ def library() -> ct.CDLL:
     """The library, loaded once, silent and typed."""
     # Without this, an assertion inside the library forks a debugger that attaches to us.
     os.environ["GGML_NO_BACKTRACE"] = "1"
-    found = importlib.metadata.distribution("xllamacpp").locate_file("xllamacpp/xllamacpp.abi3.so")
-    lib = ct.CDLL(str(found))
+    lib = ct.CDLL(str(llama_libraries.library(llama_libraries.BUILD)))
     for name, (result, arguments) in _SYMBOLS.items():
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments

@@ -6,14 +6,11 @@ SUPERFLUID_TEST_LLAMA_BUILD names another: `test_builds.py` runs these tests aga
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from support.llama_libraries import INSTALLED, library
-
-BUILD = os.environ.get("SUPERFLUID_TEST_LLAMA_BUILD", INSTALLED)
+from support.llama_libraries import BUILD, library
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,412 @@
+"""What the llama.cpp runtime does past the kit's suite: where llama.cpp would answer wrong, die
+or wait without end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from superfluid_adapter_llamacpp.runtime import LlamaRuntime
+from superfluid_adapter_llamacpp.state import seal
+from superfluid_compat.errors import (
+    BadOptionValue,
+    Capacity,
+    DoesNotFit,
+    ModelDamaged,
+    ModelError,
+    ModelNotFound,
+    OutOfBoundary,
+    Unsupported,
+    UnsupportedArchitecture,
+)
+from superfluid_workerd.adapter import Feed, Runtime
+from support.gguf_writer import tensor, write_gguf
+from support.llama_models import write_encoder, write_hybrid, write_recurrent
+from support.llama_runtime import opened
+from support.tiny_models import TinyModel, model_metadata, model_tensors, write_model
+
+Logits = NDArray[np.float32]
+WINDOW = 64
+WINDOWED = TinyModel("gemma3", layers=2, window=WINDOW, context=2048)
+TOLERANCE = 0.02
+"""Flash attention rounds by the number of tokens it is given, by 0.008 here; a state that is wrong
+by a single token differs by 0.1 and more."""
+
+
+def ignore() -> None:
+    """A tick that does nothing."""
+
+
+def drawn(count: int, seed: int = 0) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(5, 300, count)]
+
+
+def last(runtime: Runtime, sequence: int, tokens: list[int]) -> Logits:
+    feed = Feed(sequence, tokens, runtime.seq_length(sequence))
+    (rows,) = runtime.step([feed], ignore)
+    assert rows is not None
+    row: Logits = rows[-1]
+    return row
+
+
+def close(found: Logits, wanted: Logits) -> None:
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
+
+
+@pytest.fixture
+def plain(tmp_path: Path, shared: Path) -> Iterator[LlamaRuntime]:
+    model = write_model(tmp_path / "m.gguf", TinyModel(context=2048))
+    with opened(model, shared, context=1024, lanes=2, ubatch_size=64) as loaded:
+        assert isinstance(loaded.runtime, LlamaRuntime)
+        yield loaded.runtime
+
+
+# Going back: what llama.cpp would do without a word, and answer wrong.
+
+
+def test_a_window_that_is_gone_is_refused_and_what_is_held_goes_back_exactly(
+    tmp_path: Path, shared: Path
+) -> None:
+    model, tokens, tail = write_model(tmp_path / "m.gguf", WINDOWED), drawn(1500), drawn(3, 1)
+    with opened(model, shared, context=2048, lanes=2, ubatch_size=64) as loaded:
+        runtime = loaded.runtime
+        sequence, fresh = runtime.seq_create(), runtime.seq_create()
+        runtime.step([Feed(sequence, tokens, 0, "none")], ignore)
+        refused = 0
+        for length in (700, 1000, 1200, 1490):
+            try:
+                runtime.seq_truncate(sequence, length)
+            except Unsupported:
+                refused += 1
+                assert runtime.seq_length(sequence) == 1500
+                continue
+            runtime.step([Feed(fresh, tokens[:length], 0, "none")], ignore)
+            close(last(runtime, sequence, tail), last(runtime, fresh, tail))
+            break
+        assert 1 <= refused <= 3
+
+
+def test_a_full_window_cache_goes_back_anywhere(tmp_path: Path, shared: Path) -> None:
+    model, tokens, tail = write_model(tmp_path / "m.gguf", WINDOWED), drawn(900), drawn(3, 1)
+    with opened(model, shared, context=1024, lanes=2, swa_full=True) as loaded:
+        runtime = loaded.runtime
+        assert runtime.describe().truncate == "any"
+        sequence, fresh = runtime.seq_create(), runtime.seq_create()
+        runtime.step([Feed(sequence, tokens, 0, "none")], ignore)
+        runtime.seq_truncate(sequence, 100)
+        runtime.step([Feed(fresh, tokens[:100], 0, "none")], ignore)
+        close(last(runtime, sequence, tail), last(runtime, fresh, tail))
+
+
+@pytest.mark.parametrize("write", [write_recurrent, write_hybrid])
+def test_a_recurrent_state_goes_back_to_nothing_only(
+    write: Callable[[Path], Path], tmp_path: Path, shared: Path
+) -> None:
+    model = write(tmp_path / "m.gguf")
+    with opened(model, shared, context=128, lanes=3) as loaded:
+        runtime = loaded.runtime
+        assert runtime.describe().truncate == "zero"
+        sequence = runtime.seq_create()
+        before = last(runtime, sequence, drawn(9))
+        for length in (8, 4, 1):
+            with pytest.raises(Unsupported, match="recurrent state"):
+                runtime.seq_truncate(sequence, length)
+            with pytest.raises(Unsupported, match="recurrent state"):
+                runtime.seq_copy(sequence, length)
+        assert runtime.seq_length(sequence) == 9
+        copy = runtime.seq_copy(sequence, 9)
+        close(last(runtime, copy, [7]), last(runtime, sequence, [7]))
+        runtime.seq_truncate(sequence, 0)
+        close(last(runtime, sequence, drawn(9)), before)
+
+
+@pytest.mark.parametrize("swa_full", [False, True], ids=["own-cache", "one-cache"])
+def test_an_export_right_after_a_copy_holds_the_copy(
+    swa_full: bool, tmp_path: Path, shared: Path
+) -> None:
+    model, tokens = write_model(tmp_path / "m.gguf", WINDOWED), drawn(40)
+    with opened(model, shared, context=256, lanes=3, swa_full=swa_full) as loaded:
+        runtime = loaded.runtime
+        sequence = runtime.seq_create()
+        last(runtime, sequence, tokens)
+        other = runtime.seq_create()
+        last(runtime, other, drawn(40, 5))
+        runtime.seq_free(other)
+        copy = runtime.seq_copy(sequence, 30)
+        moved = runtime.seq_import(runtime.seq_export(copy))
+        runtime.seq_truncate(sequence, 30)
+        close(last(runtime, moved, [9]), last(runtime, sequence, [9]))
+
+
+def test_a_state_that_llamacpp_refuses_leaves_the_others_as_they_were(
+    plain: LlamaRuntime,
+) -> None:
+    kept = plain.seq_create()
+    tokens = drawn(20)
+    last(plain, kept, tokens)
+    state = bytes(plain._context.export(kept))
+    held = plain.memory()
+    for wrong in (state[:-8], b"\xff" * len(state), b""):
+        with pytest.raises(Unsupported, match="does not take this state"):
+            plain.seq_import(seal(plain._loaded.key, 20, wrong))
+    assert plain.memory() == held
+    again = plain.seq_create()
+    last(plain, again, tokens)
+    close(last(plain, kept, [9]), last(plain, again, [9]))
+
+
+def test_a_state_of_other_settings_or_another_model_is_refused(
+    tmp_path: Path, shared: Path
+) -> None:
+    model = write_model(tmp_path / "m.gguf", TinyModel(head_dim=32))
+    other = write_model(tmp_path / "other.gguf", TinyModel(head_dim=32, seed=2))
+
+    def exported(path: Path, **options: Any) -> bytes:
+        with opened(path, shared, context=128, lanes=2, **options) as loaded:
+            sequence = loaded.runtime.seq_create()
+            last(loaded.runtime, sequence, drawn(8))
+            return loaded.runtime.seq_export(sequence)
+
+    foreign = [
+        exported(other),
+        exported(model, cache_type_k="q8_0"),
+        exported(model, rope_freq_base=5000.0),
+    ]
+    own = exported(model)
+    with opened(model, shared, context=256, lanes=2) as loaded:
+        for payload in foreign:
+            with pytest.raises(Unsupported, match="another library, model or other settings"):
+                loaded.runtime.seq_import(payload)
+        assert loaded.runtime.seq_length(loaded.runtime.seq_import(own)) == 8
+
+
+# Steps: bounds that abort the process when they are passed to llama.cpp.
+
+
+def test_ids_and_positions_are_checked_before_the_engine_sees_them(plain: LlamaRuntime) -> None:
+    sequence = plain.seq_create()
+    vocabulary = plain.describe().vocabulary
+    for tokens in ([-1], [vocabulary], [1 << 31], []):
+        with pytest.raises(OutOfBoundary):
+            plain.step([Feed(sequence, tokens, 0)], ignore)
+    with pytest.raises(OutOfBoundary):
+        plain.step([Feed(sequence, [1], 0), Feed(sequence, [1], 0)], ignore)
+    last(plain, sequence, [1])
+
+
+def test_more_tokens_than_a_micro_batch_and_more_rows_than_there_is_room_for(
+    plain: LlamaRuntime,
+) -> None:
+    tokens = drawn(200)
+    at_once, pieces = plain.seq_create(), plain.seq_create()
+    ticks: list[int] = []
+    (every,) = plain.step([Feed(at_once, tokens, 0, "all")], lambda: ticks.append(1))
+    assert every is not None
+    assert every.shape == (200, plain.describe().vocabulary)
+    assert len(ticks) == 4
+    for start in range(0, 200, 50):
+        (rows,) = plain.step([Feed(pieces, tokens[start : start + 50], start, "all")], ignore)
+        assert rows is not None
+        close(rows, every[start : start + 50])
+    with pytest.raises(Capacity):
+        plain.step([Feed(plain.seq_create(), drawn(1000), 0) for _ in range(3)], ignore)
+
+
+def test_ragged_feeds_cut_across_micro_batches_give_each_what_it_gets_alone(
+    plain: LlamaRuntime,
+) -> None:
+    streams = [drawn(count, seed) for seed, count in enumerate((1, 90, 3, 61))]
+    sequences = [plain.seq_create() for _ in streams]
+    feeds = [Feed(it, tokens, 0) for it, tokens in zip(sequences, streams, strict=True)]
+    together = plain.step(feeds, ignore)
+    for sequence in sequences:
+        plain.seq_truncate(sequence, 0)
+    for sequence, tokens, rows in zip(sequences, streams, together, strict=True):
+        assert rows is not None
+        close(rows[-1], last(plain, sequence, tokens))
+
+
+def test_a_cancel_is_heard_between_micro_batches(plain: LlamaRuntime) -> None:
+    class Cancelled(Exception):
+        pass
+
+    ticks: list[int] = []
+
+    def tick() -> None:
+        ticks.append(1)
+        if len(ticks) == 3:
+            raise Cancelled
+
+    tokens = drawn(300)
+    sequence = plain.seq_create()
+    with pytest.raises(Cancelled):
+        plain.step([Feed(sequence, tokens, 0)], tick)
+    assert plain.seq_length(sequence) == 128
+    plain.seq_truncate(sequence, 100)
+    fresh = plain.seq_create()
+    last(plain, fresh, tokens[:100])
+    close(last(plain, sequence, [9]), last(plain, fresh, [9]))
+
+
+def test_cells_run_out_as_capacity_and_nothing_has_changed(plain: LlamaRuntime) -> None:
+    sequences = [plain.seq_create() for _ in range(3)]
+    for sequence in sequences[:2]:
+        plain.step([Feed(sequence, drawn(1024), 0, "none")], ignore)
+    with pytest.raises(Capacity, match="tokens are held"):
+        plain.step([Feed(sequences[2], drawn(300), 0)], ignore)
+    assert plain.seq_length(sequences[2]) == 0
+    with pytest.raises(Capacity):
+        plain.seq_copy(sequences[0], 1024)
+    plain.seq_free(sequences[0])
+    last(plain, sequences[2], drawn(300))
+
+
+# Loading.
+
+
+def test_the_record_says_what_was_asked_and_got(tmp_path: Path, shared: Path) -> None:
+    model = write_model(tmp_path / "m.gguf", TinyModel(head_dim=32, context=4096))
+    with opened(model, shared, lanes=2, threads=1, cache_type_k="q8_0") as loaded:
+        asked, got = loaded.record.asked, loaded.record.got
+        assert (asked["context"], got["context"]) == (0, 4096)
+        assert (asked["threads"], got["threads"], got["threads-batch"]) == (1, 1, 1)
+        assert (asked["cache-type-k"], got["cache-type-k"]) == ("q8_0", "q8_0")
+        assert got["n-gpu-layers"] == 0
+        assert got["cells"] >= 2 * 4096
+
+
+def test_a_budget_shrinks_what_was_left_open_and_refuses_what_was_asked(
+    tmp_path: Path, shared: Path
+) -> None:
+    model = write_model(tmp_path / "m.gguf", TinyModel(context=1 << 17, layers=8, kv_heads=4))
+    with opened(model, shared, lanes=1, memory_budget=1 << 32) as loaded:
+        assert loaded.runtime.describe().context == 1 << 17
+        least = sum(loaded.plan.values()) - loaded.plan["kv"] // 2
+    with opened(model, shared, lanes=1, memory_budget=least) as loaded:
+        assert loaded.runtime.describe().context < 1 << 17
+    with (
+        pytest.raises(DoesNotFit, match="MiB at the least"),
+        opened(model, shared, context=1 << 17, lanes=1, memory_budget=least),
+    ):
+        pass
+    with (
+        pytest.raises(DoesNotFit, match="was trained for"),
+        opened(model, shared, context=1 << 18, lanes=1),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "q8_0", "q5_1", "q4_0", "iq4_nl"])
+def test_each_cache_type_serves(kind: str, tmp_path: Path, shared: Path) -> None:
+    model = write_model(tmp_path / "m.gguf", TinyModel(head_dim=32))
+    with opened(model, shared, context=128, cache_type_k=kind, cache_type_v=kind) as loaded:
+        row = last(loaded.runtime, loaded.runtime.seq_create(), drawn(20))
+        assert np.isfinite(row).all()
+
+
+def test_a_block_type_that_does_not_fit_the_heads_is_refused(tmp_path: Path, shared: Path) -> None:
+    model = write_model(tmp_path / "m.gguf", TinyModel(head_dim=16))
+    with (
+        pytest.raises(BadOptionValue, match="multiples of 32, the model has 16"),
+        opened(model, shared, context=128, cache_type_v="q8_0"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("n_gpu_layers", 4, "finds 0 GPUs"),
+        ("n_gpu_layers", "all", "finds 0 GPUs"),
+        ("main_gpu", 0, "finds 0 GPUs"),
+        ("tensor_split", "1,1", "finds 0 GPUs"),
+    ],
+)
+def test_gpus_that_are_not_here_are_refused(
+    option: str, value: object, words: str, tmp_path: Path, shared: Path
+) -> None:
+    model = write_model(tmp_path / "m.gguf", TinyModel())
+    given: dict[str, Any] = {option: value}
+    with pytest.raises(BadOptionValue, match=words), opened(model, shared, **given):
+        pass
+
+
+# Files that no model loads from.
+
+
+def test_a_fifo_is_no_model_and_nobody_waits_for_it(tmp_path: Path, shared: Path) -> None:
+    path = tmp_path / "m.gguf"
+    os.mkfifo(path)
+    with pytest.raises(ModelNotFound, match="no regular file"), opened(path, shared):
+        pass
+
+
+def test_weights_that_are_no_numbers_are_found_while_loading(tmp_path: Path, shared: Path) -> None:
+    spec = TinyModel()
+    tensors = model_tensors(spec)
+    broken = next(it for it in tensors if it.name == "blk.1.ffn_up.weight")
+    values = np.full(broken.shape, np.nan, np.float32)
+    tensors[tensors.index(broken)] = tensor(broken.name, values)
+    path = write_gguf(tmp_path / "m.gguf", model_metadata(spec), tensors)
+    with pytest.raises(ModelDamaged, match="invalid data"), opened(path, shared):
+        pass
+
+
+def test_an_unknown_architecture_is_named(tmp_path: Path, shared: Path) -> None:
+    spec = TinyModel()
+    metadata = model_metadata(spec) | {"general.architecture": "nosuch"}
+    metadata |= {
+        key.replace("llama.", "nosuch.", 1): value
+        for key, value in metadata.items()
+        if key.startswith("llama.")
+    }
+    path = write_gguf(tmp_path / "m.gguf", metadata, model_tensors(spec))
+    with pytest.raises(UnsupportedArchitecture, match="nosuch"), opened(path, shared):
+        pass
+
+
+@pytest.mark.parametrize("missing", ["blk.1.ffn_up.weight", "token_embd.weight"])
+def test_a_missing_tensor_is_the_librarys_own_reason(
+    missing: str, tmp_path: Path, shared: Path
+) -> None:
+    spec = TinyModel()
+    tensors = [it for it in model_tensors(spec) if it.name != missing]
+    path = write_gguf(tmp_path / "m.gguf", model_metadata(spec), tensors)
+    with pytest.raises(ModelError, match=missing), opened(path, shared):
+        pass
+
+
+# Embeddings.
+
+
+def test_an_encoder_embeds_each_text_as_alone_and_gives_no_text(
+    tmp_path: Path, shared: Path
+) -> None:
+    model = write_encoder(tmp_path / "m.gguf")
+    with opened(model, shared, context=128, lanes=2) as loaded:
+        runtime, tokenizer = loaded.runtime, loaded.tokenizer
+        texts = ["hello the river", "run", "a stone in the sea", "hello the river"] * 3
+        rows = [tokenizer.encode(text) for text in texts]
+        vectors = runtime.embed(rows, ignore)
+        assert vectors.shape == (12, 64)
+        assert vectors.dtype == np.float32
+        for row, vector in zip(rows, vectors, strict=True):
+            close(runtime.embed([row], ignore)[0], vector)
+        close(vectors[0], vectors[3])
+        assert np.abs(vectors[0] - vectors[1]).max() > 0.1
+        for wrong in (list[int](), [-1], [1] * 129):
+            with pytest.raises(OutOfBoundary):
+                runtime.embed([wrong], ignore)
+        with pytest.raises(Unsupported):
+            runtime.step([Feed(runtime.seq_create(), [1], 0)], ignore)
+
+
+def test_a_model_for_text_does_not_embed(plain: LlamaRuntime) -> None:
+    with pytest.raises(Unsupported):
+        plain.embed([[1]], ignore)
