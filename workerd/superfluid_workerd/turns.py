@@ -82,16 +82,19 @@ class Seat:
 def plan(ready: Sequence[Ready], policy: Policy, step_tokens: int) -> list[Seat]:
     """The seats of one turn: decoding streams first, then prompts, the first due first.
 
-    Of more decoders than seats, those that waited longest sit. What is left of the token budget
+    Of more decoders than seats, those that waited longest sit, and leave one seat to the prompts; a
+    turn of a single seat goes to whoever waited longest. What is left of the token budget
     is shared by the prompts evenly, so that a short one soon gets its first token, and what they
     leave goes to the first due. Never empty when `ready` is not.
     """
     budget = min(policy.turn_tokens, step_tokens)
+    most = min(policy.max_seats, budget)
     decoding = sorted((it for it in ready if it.decodes), key=lambda it: (it.seated, it.order))
-    seated = decoding[: min(policy.max_seats, budget)]
-    seats = [Seat(it.order, 1) for it in sorted(seated, key=lambda it: it.order)]
     prompts = sorted((it for it in ready if not it.decodes), key=lambda it: (it.due, it.order))
-    prompts = prompts[: policy.max_seats - len(seats)]
+    if len(decoding) >= most and prompts and (most > 1 or prompts[0].seated < decoding[0].seated):
+        decoding = decoding[: most - 1]
+    seats = [Seat(it.order, 1) for it in sorted(decoding[:most], key=lambda it: it.order)]
+    prompts = prompts[: most - len(seats)]
     return seats + _shared(prompts, budget - len(seats), policy.prompt_chunk)
 
 

@@ -12,6 +12,7 @@ import pytest
 from superfluid_adapter_fake.orders import Orders
 
 from superfluid_compat.errors import Capacity, Unsupported
+from superfluid_workerd import sequences
 from superfluid_workerd.adapter import Feed, Tick
 from superfluid_workerd.link.frames import Class, GenerationRequest
 from superfluid_workerd.prefix import BLOCK
@@ -87,6 +88,18 @@ def test_the_longest_match_wins_and_is_compared_not_believed() -> None:
     ]
     _one_after_another(loop, *asks)
     assert [loop.heard[n].cached for n in range(4)] == [0, 64, 149, 150]
+
+
+def test_equal_hashes_of_unequal_tokens_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def blind(chain: list[bytes], tokens: Sequence[int]) -> None:
+        chain += [b"%d" % depth for depth in range(len(chain), len(tokens) // BLOCK)]
+
+    monkeypatch.setattr(sequences, "extend", blind)
+    loop = Loop(COPYING)
+    head = _prompt(1, 100)
+    asks = [request(it, 3) for it in (head, _prompt(2, 100), [*head[:70], *_prompt(3, 40)], head)]
+    _one_after_another(loop, *asks)
+    assert [loop.heard[n].cached for n in range(4)] == [0, 0, 70, 99]
 
 
 def test_a_copy_leaves_what_is_kept_for_the_next() -> None:
