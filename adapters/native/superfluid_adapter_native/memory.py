@@ -176,10 +176,10 @@ class MemoryManager:
         handle: TensorHandle,
         span: slice | None = None,
         *,
-        stop: threading.Event | None = None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """Have the bytes `span` of an acquired tensor, or all, in memory and mapped; returns when
-        they are or when `stop` is set. The whole is asked of the system before it is waited for,
+        they are or when `stop()` says so. The whole is asked of the system before it is waited for,
         so that its disk is busy throughout."""
         region, tensor = handle.region, handle.tensor
         if region is None or not _LINUX:
@@ -189,7 +189,7 @@ class MemoryManager:
         os.posix_fadvise(file, start, end - first, os.POSIX_FADV_WILLNEED)
         address = int(handle.view.__array_interface__["data"][0])
         for at in range(address + first, address + end, _FETCH_BYTES):
-            if stop is not None and stop.is_set():
+            if stop():
                 return
             _populate(at, min(_FETCH_BYTES, address + end - at))
 

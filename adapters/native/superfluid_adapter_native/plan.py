@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from superfluid_adapter_native.config import ModelConfig
@@ -18,14 +18,16 @@ PASS_ROWS: Final = 512
 """Most rows that go through the layers together."""
 
 LOGIT_BYTES: Final = 64 * MIB
-"""Room for the logits of one step, or one row per lane where that is more."""
+"""Room for the logits of one step: this, less in a small budget, a row per lane at the least."""
 
 SPARE_ROWS: Final = 256
 """KV rows beyond the lanes' own, for copies."""
 
 _LEAST_ROWS: Final = 32
+_SHARE: Final = 16
+"""What a pass's rows, and what a step's logits, may take of the budget: this part of it."""
 _LEAST_TILE: Final = 4 * MIB
-_KERNEL_BYTES: Final = 64 * MIB
+_KERNEL_BYTES: Final = 80 * MIB
 _SCRATCH_BYTES: Final = 16 * MIB
 _TOKEN_BYTES: Final = 320
 _LEAST_CONTEXT: Final = 512
@@ -95,7 +97,7 @@ class _Sizes:
         head = head_name(source)
         self.matrices = {name: tensors[name].bytes for name in dict.fromkeys((head, EMBEDDING))}
         self.head = self.matrices[head]
-        self.tile = min(self.head, max(_LEAST_TILE, *self.read.values()))
+        self.tile = min(self.head, max(_LEAST_TILE, max(self.read.values()) // 4))
         # Vectors are decoded to F32 and kept, whatever their type.
         self.vectors = sum(4 * t.shape[0] for t in tensors.values() if len(t.shape) == 1)
         self.kv_row = sum(shape.row_bytes(ask.kv_type) for shape in kv_shapes(config, ask.selected))
@@ -112,7 +114,9 @@ def make_plan(
 
     Everything resident and the whole trained context if that fits; else less context, but not
     below 4096; then layers stream. Raises `DoesNotFit` with the budget that would do."""
-    planner = _Planner(_Sizes(source, config, ask), config, ask, rss)
+    logits = min(LOGIT_BYTES, budget // _SHARE)
+    planner = _Planner(_Sizes(source, config, ask), config, ask, rss, logits)
+    frugal = replace(planner, logit_bytes=0)
     most = ask.context or config.context
     contexts = [most] if ask.context else _halves(most)
     good = [context for context in contexts if context >= _GOOD_CONTEXT] or contexts[:1]
@@ -120,12 +124,12 @@ def make_plan(
     plans = [
         *(planner.resident(context, rows) for context in good),
         *(planner.streaming(context, rows, budget) for context in contexts),
-        planner.streaming(contexts[-1], _LEAST_ROWS, budget),
+        frugal.streaming(contexts[-1], _LEAST_ROWS, budget),
     ]
     for plan in plans:
         if plan is not None and plan.total <= budget:
             return plan
-    least = planner.streaming(contexts[-1], _LEAST_ROWS, 0).total
+    least = frugal.streaming(contexts[-1], _LEAST_ROWS, 0).total
     raise DoesNotFit(
         f"the model needs {_mib(least)} at the least for {ask.lanes} lanes of {contexts[-1]} "
         f"tokens, the budget is {_mib(budget)}",
@@ -152,6 +156,7 @@ class _Planner:
     config: ModelConfig
     ask: Ask
     rss: int
+    logit_bytes: int
 
     def resident(self, context: int, rows: int) -> MemoryPlan | None:
         """Every weight in memory, or None where `cache_bytes` forbids it."""
@@ -162,7 +167,8 @@ class _Planner:
 
     def streaming(self, context: int, rows: int, budget: int) -> MemoryPlan:
         """As many layers in memory as the cap, or what the rest leaves of the budget, holds."""
-        streamed = max(self.sizes.tile, *self.sizes.layers.values())
+        # The head computes, tile by tile, while the last layer's turn lasts.
+        streamed = max(self.sizes.layers.values()) + self.sizes.tile
         ahead = max(self.sizes.tile, *self.sizes.read.values()) if self.ask.read_ahead else 0
         cap = self.ask.cache_bytes
         if cap is None:
@@ -195,7 +201,9 @@ class _Planner:
     ) -> MemoryPlan:
         config, sizes = self.config, self.sizes
         kv_rows = self.ask.lanes * context + min(context, SPARE_ROWS)
-        logit_rows = max(self.ask.lanes, LOGIT_BYTES // (4 * config.vocabulary), 1)
+        most = max(_LEAST_ROWS, self.ask.lanes * context)
+        rows = min(rows, most)
+        logit_rows = min(most, max(self.ask.lanes, self.logit_bytes // (4 * config.vocabulary), 1))
         transient = rows * _row_bytes(config) + logit_rows * 4 * config.vocabulary
         # Growing a layer's buffers holds the old ones beside the new for a moment.
         transient += context * sizes.kv_row // len(self.ask.selected)
@@ -224,9 +232,9 @@ def _row_bytes(config: ModelConfig) -> int:
 
 
 def _pass_rows(config: ModelConfig, budget: int) -> int:
-    """As many rows as an eighth of the budget holds, 32 to 512."""
+    """As many rows as a small share of the budget holds, 32 to 512."""
     rows = PASS_ROWS
-    while rows > _LEAST_ROWS and rows * _row_bytes(config) > budget // 8:
+    while rows > _LEAST_ROWS and rows * _row_bytes(config) > budget // _SHARE:
         rows //= 2
     return rows
 

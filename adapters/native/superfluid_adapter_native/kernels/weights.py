@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from superfluid_adapter_native.quants.types import TensorType
 
-
 _POINTER_AT: Final = object.__basicsize__
 """NumPy's C API has an array's data pointer right behind the object's head."""
 _word_at: Final = ctypes.c_int64.from_address
