@@ -98,7 +98,8 @@ class Loop:
     ) -> None:
         self.orders = orders or Orders()
         self.runtime = stage(self.orders, lanes)
-        self.executor = Executor(self.runtime, lanes, policy or Policy(), self._hear)
+        self.policy = policy or Policy()
+        self.executor = Executor(self.runtime, lanes, self.policy, self._hear)
         self.lanes = lanes
         tokenizer = ByteTokenizer()
         codec = ChatCodec(tokenizer, None)

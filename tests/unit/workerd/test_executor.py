@@ -524,6 +524,16 @@ def test_a_step_that_fails_again_costs_its_seats_an_error() -> None:
     assert loop.leaked == 0
 
 
+def test_nothing_is_kept_of_a_stream_that_a_failed_step_ended() -> None:
+    loop = Loop()
+    loop.runtime.before = lambda turn: (
+        loop.runtime.fail_next.append(Fault("no")) if turn == 5 else None
+    )
+    loop.join(1, request("x" * 90, 9))
+    loop.run()
+    assert (loop.heard[1].error, loop.stats_at_end.stored) == ("fault", 0)
+
+
 def test_an_exception_of_no_tree_is_not_tried_again() -> None:
     loop = Loop(Orders(retry=True))
     loop.runtime.fail_next.append(ZeroDivisionError("no tree"))
