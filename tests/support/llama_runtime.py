@@ -20,7 +20,7 @@ def opened(
     *,
     context: int = 0,
     lanes: int = 4,
-    threads: int = 2,
+    threads: int = 1,
     memory_budget: int | None = None,
     **options: Any,
 ) -> Iterator[LoadedModel]:

@@ -38,7 +38,7 @@ def case(
 ) -> Case:
     write, options = KINDS[str(request.param)]
     model = write(tmp_path_factory.mktemp("conformance") / "m.gguf")
-    given = {"lib": str(lib), **options}
+    given = {"lib": str(lib), "threads": 1, **options}
     return Case(
         adapter=adapter(), model=model, folder=shared, options=given, context=128, lanes=4,
         tolerance=TOLERANCE,

@@ -1,0 +1,32 @@
+"""What is proven on one build holds on the others: a process holds one, so these run in their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.llama_libraries import BUILD, INSTALLED
+
+HERE = Path(__file__).parent
+PROVEN = ("test_conformance.py", "test_runtime.py", "test_parity.py")
+
+
+@pytest.mark.model
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("build", ["b11549"])
+def test_the_runtime_is_the_same_on(build: str, default_model: Path) -> None:
+    assert BUILD == INSTALLED
+    words = [sys.executable, "-m", "pytest", "-q", *(str(HERE / name) for name in PROVEN)]
+    environment = {
+        **os.environ,
+        "SUPERFLUID_TEST_LLAMA_BUILD": build,
+        "SUPERFLUID_TEST_MODEL": str(default_model),
+    }
+    done = subprocess.run(
+        words, cwd=HERE.parents[2], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
