@@ -189,7 +189,7 @@ def _wrong(model: Path, row: Row, others: Sequence[Row]) -> WrongRuntime:
     return WrongRuntime(
         f"{model} is {formats.found(model)}, which runtime {row.id} does not read (it reads "
         f"{reads})",
-        fix=f"give --runtime {others[0].id}, or leave it out",
+        fix=f"give --runtime {' or '.join(each.id for each in others)}, or leave it out",
         param="runtime",
     )
 

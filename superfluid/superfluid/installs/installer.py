@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from superfluid.installs.store import (
     files_below,
     install_name,
     remove_tree,
+    seal,
 )
 from superfluid.models.pull import Progress, digest_of, require_space
 from superfluid.models.store import stamp
@@ -194,6 +196,7 @@ class Installer:
             verdict = judge(row, probe)
             self._require(row, verdict, order)
             self.reports.stage("place")
+            seal(staged.folder)
             manifest = _manifest(row, staged, probe, verdict, order)
             if keep and manifest.name != keep:
                 raise InstallFailed(f"the source gives {manifest.name} now, wanted {keep}")
@@ -335,15 +338,20 @@ def copy_folder(source: Path, target: Path) -> None:
 
     Raises `BadArchive`, `OSError`.
     """
-    import shutil
-
     root = source.resolve()
-    for path in source.rglob("*"):
-        if path.is_symlink() and not path.resolve().is_relative_to(root):
-            raise BadArchive(f"{path} is a link that leads out of {source}")
-        if not (path.is_symlink() or path.is_dir() or path.is_file()):
+    for path in sorted(source.rglob("*")):
+        to = target / path.relative_to(source)
+        if path.is_symlink():
+            if path.readlink().is_absolute() or not path.resolve().is_relative_to(root):
+                raise BadArchive(f"{path} is a link that leads out of {source}")
+            to.symlink_to(path.readlink())
+        elif path.is_dir():
+            to.mkdir()
+        elif path.is_file():
+            shutil.copyfile(path, to)
+            to.chmod(path.stat().st_mode & 0o700)
+        else:
             raise BadArchive(f"{path} is neither file, folder nor link")
-    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
 
 
 @contextlib.contextmanager

@@ -302,6 +302,14 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         os.fsync(out.fileno())
 
 
+def seal(folder: Path) -> None:
+    """Keep `folder` and all in it from every other user."""
+    for path in (folder, *folder.rglob("*")):
+        mode = path.lstat().st_mode
+        if not path.is_symlink() and mode & 0o077:
+            path.chmod(mode & 0o700)
+
+
 def files_below(folder: Path) -> tuple[InstalledFile, ...]:
     """Every file and link below `folder` with its digest, by path."""
     found = []
