@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from superfluid_workerd.link.frames import TurnStats
+
 WINDOW_TURNS: Final = 256
 """Turns over which the recent occupancy is taken."""
 
@@ -44,3 +46,13 @@ class Counters:
         self.window.append((seats, ready))
         self.window_seats += seats
         self.window_ready += ready
+
+    def stats(self, **gauges: int) -> TurnStats:
+        """The counters, with what else `TurnStats` has of now."""
+        counted = {name: getattr(self, name) for name in _COUNTED}
+        return TurnStats(window_turns=len(self.window), **counted, **gauges)
+
+
+_COUNTED: Final = tuple(
+    name for name in TurnStats.__struct_fields__ if name in Counters.__dataclass_fields__
+)

@@ -127,27 +127,10 @@ class Executor:
 
     def stats(self) -> TurnStats:
         """Counters since the load, gauges of now."""
-        counters = self._counters
-        return TurnStats(
-            turns=counters.turns,
-            failed_turns=counters.failed_turns,
-            seats=counters.seats,
-            ready=counters.ready,
-            prefill_tokens=counters.prefill_tokens,
-            decode_tokens=counters.decode_tokens,
-            busy_s=counters.busy_s,
+        return self._counters.stats(
             lanes=len(self._lanes),
             free_lanes=self._lanes.free,
             waiting=len(self._waiting),
-            window_turns=len(counters.window),
-            window_seats=counters.window_seats,
-            window_ready=counters.window_ready,
-            admitted=counters.admitted,
-            queued_s=counters.queued_s,
-            lingered_s=counters.lingered_s,
-            shared_tokens=counters.shared_tokens,
-            refed_tokens=counters.refed_tokens,
-            preempted=counters.preempted,
             parked=sum(stream.parked is not None for stream in self._waiting),
             parked_bytes=self.sequences.parked_bytes,
             stored=self.sequences.stored,
