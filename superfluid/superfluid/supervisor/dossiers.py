@@ -19,7 +19,8 @@ MOST: Final = 100
 class Dossier(msgspec.Struct, frozen=True, kw_only=True):
     """One death. Holds nothing of any prompt or answer.
 
-    `time` is UTC; `stage` the last state the worker reached; `code` as `subprocess` counts it.
+    `time` is UTC; `stage` the last state the worker reached; `then` what was done about it;
+    `code` as `subprocess` counts it.
     """
 
     id: str
@@ -29,6 +30,7 @@ class Dossier(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     stage: str
     reason: str
+    then: str = ""
     exit: str
     code: int
     uptime_s: float

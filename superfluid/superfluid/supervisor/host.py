@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import shutil
@@ -21,6 +22,7 @@ from superfluid.supervisor.dossiers import Dossier, Dossiers
 from superfluid.supervisor.ledger import Ledger
 from superfluid.supervisor.life import Life, Limits
 from superfluid.supervisor.process import Exit
+from superfluid.supervisor.resume import Resumption
 from superfluid.supervisor.states import LIVE, WorkerState
 from superfluid.supervisor.streams import LiveStream
 from superfluid.supervisor.worker import Worker
@@ -111,8 +113,9 @@ class ModelHost:
         self._exit: Exit | None = None
         self._stage = WorkerState.SPAWNED
         self._refusal: SuperfluidError | None = None
+        self._guilty: LiveStream | None = None
         self._numbers = itertools.count(1)
-        self._streams: dict[int, LiveStream] = {}
+        self._streams = Resumption(self._send, self._numbers)
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._changed = asyncio.Event()
 
@@ -160,17 +163,11 @@ class ModelHost:
     # What clients ask.
 
     async def generate(self, request: GenerationRequest) -> LiveStream:
-        arrived = time.monotonic()
-        worker = await self._serving_worker()
-        if request.deadline_s is not None:
-            left_s = request.deadline_s - (time.monotonic() - arrived)
-            request = msgspec.structs.replace(request, deadline_s=left_s)
+        stream = LiveStream(request, self._cancel)
+        await self._serving_worker()
         if len(self._streams) >= MOST_STREAMS:
             raise Overloaded(f"{len(self._streams)} streams run or wait, at most {MOST_STREAMS} do")
-        number = next(self._numbers)
-        stream = LiveStream(number, request, lambda: self._cancel(number))
-        worker.send(frames.Generate(stream=number, request=request))
-        self._streams[number] = stream
+        self._streams.add(stream)
         try:
             await stream.accepted
         except asyncio.CancelledError:
@@ -197,6 +194,11 @@ class ModelHost:
         return self.stats
 
     async def _ask(self, message: Callable[[int], frames.ToWorker]) -> Any:
+        with contextlib.suppress(WorkerDied):
+            return await self._ask_once(message)
+        return await self._ask_once(message)
+
+    async def _ask_once(self, message: Callable[[int], frames.ToWorker]) -> Any:
         worker = await self._serving_worker()
         number = next(self._numbers)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -225,10 +227,8 @@ class ModelHost:
             return self.error
         return Draining("the server is shutting down")
 
-    def _cancel(self, number: int) -> None:
-        self._streams.pop(number, None)
-        if self._worker is not None:
-            self._worker.send(frames.Cancel(stream=number))
+    def _cancel(self, stream: LiveStream) -> None:
+        self._streams.remove(stream)
         self._idle()
 
     def _idle(self) -> None:
@@ -257,6 +257,10 @@ class ModelHost:
         self._rearm()
         if self.state is not before:
             _LOG.debug("%s: worker %s → %s", self.spec.name, before, self.state)
+            if self.state is WorkerState.GAVE_UP:
+                self._fail_all(self._unavailable())
+            elif self.state is WorkerState.GONE:
+                self._fail_all(Draining("the server shut down before the answer was complete"))
             self._changed.set()
             self._changed = asyncio.Event()
 
@@ -289,8 +293,8 @@ class ModelHost:
             case life.End():
                 if self._worker is not None:
                     self._worker.process.end()
-            case life.Bury(stage, reason):
-                self._bury(stage, reason)
+            case life.Bury():
+                self._bury(action)
             case life.GiveUp(reason, refused):
                 self._give_up(reason, refused=refused)
 
@@ -326,16 +330,21 @@ class ModelHost:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None
 
-    def _bury(self, stage: WorkerState, reason: str) -> None:
-        id_ = self._record(stage, reason)
-        if id_ is not None:
-            _LOG.error("%s: worker %s (dossier %s)", self.spec.name, reason, id_)
-            self.error = WorkerDied(
-                f"the worker of {self.spec.name} is gone ({reason})", dossier=id_
-            )
+    def _bury(self, bury: life.Bury) -> None:
+        id_ = self._record(bury.stage, bury.reason, bury.then)
+        if id_ is None:
+            return
+        _LOG.error("%s: worker %s (dossier %s)", self.spec.name, bury.reason, id_)
+        self.error = WorkerDied(
+            f"the worker of {self.spec.name} is gone ({bury.reason})", dossier=id_
+        )
+        if self._guilty is not None:
+            self._guilty.fail(self.error)
+        self._fail_asked(self.error)
+        if self.state is WorkerState.GONE:
             self._fail_all(self.error)
 
-    def _record(self, stage: WorkerState, reason: str) -> str | None:
+    def _record(self, stage: WorkerState, reason: str, then: str) -> str | None:
         """Write the dossier of the worker that just exited; its id."""
         if self._worker is None or self._exit is None:
             return None
@@ -347,6 +356,7 @@ class ModelHost:
             pid=self._worker.process.pid,
             stage=stage,
             reason=reason,
+            then=self._told(then),
             exit=self._exit.words(),
             code=self._exit.code,
             uptime_s=round(time.monotonic() - self._born, 3),
@@ -357,6 +367,11 @@ class ModelHost:
         self._dossiers.write(dossier)
         return dossier.id
 
+    def _told(self, then: str) -> str:
+        blamed = "the one stream it had failed" if self._guilty is not None else ""
+        kept = f"{len(self._streams)} streams kept" if len(self._streams) else ""
+        return "; ".join(part for part in (then, blamed, kept) if part)
+
     def _give_up(self, reason: str, *, refused: bool) -> None:
         dossier = self.error.dossier if self.error else None
         kind = _BY_EXIT.get(self._exit.code, WorkerGaveUp) if self._exit else WorkerGaveUp
@@ -364,7 +379,7 @@ class ModelHost:
             self.error = self._refusal
             if isinstance(self.error, RuntimeBroken):
                 # A refusal of the model explains itself; a fault of the runtime leaves a record.
-                self.error.dossier = self._record(self._stage, reason)
+                self.error.dossier = self._record(self._stage, reason, "no further try")
         elif refused:
             self.error = kind(f"the worker of {self.spec.name} is gone ({reason})", dossier=dossier)
         else:
@@ -375,9 +390,11 @@ class ModelHost:
             )
 
     def _fail_all(self, error: SuperfluidError) -> None:
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
+        for stream in self._streams.clear():
             stream.fail(error)
+        self._fail_asked(error)
+
+    def _fail_asked(self, error: SuperfluidError) -> None:
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(error)
@@ -391,10 +408,11 @@ class ModelHost:
     def exited(self, how: Exit) -> None:
         self._exit = how
         self._remove_scratch()
-        self._dispatch(life.Exited(how.words(), final=how.final))
+        self._guilty = self._streams.died()
+        explained = self._guilty is not None
+        self._dispatch(life.Exited(how.words(), final=how.final, explained=explained))
+        self._guilty = None
         self._worker = None
-        if self.state is WorkerState.GONE:
-            self._fail_all(Draining("the server shut down before the answer was complete"))
 
     def broken(self, reason: str) -> None:
         self._dispatch(life.Broke(reason))
@@ -413,12 +431,11 @@ class ModelHost:
             case frames.LoadFailed():
                 self._load_failed(error_of(message.error))
             case frames.Prompted():
-                if stream := self._streams.get(message.stream):
-                    stream.prompted(message)
+                self._streams.prompted(message)
             case frames.Turn():
                 self._turn(message)
             case frames.StreamFailed():
-                if failed := self._streams.pop(message.stream, None):
+                if failed := self._streams.failed(message.stream):
                     failed.fail(error_of(message.error))
                     self._idle()
             case frames.Tokenized() | frames.Detokenized():
@@ -444,6 +461,7 @@ class ModelHost:
         if self.state is WorkerState.SERVING:
             self.description = description
             self.error = None
+            self._streams.serving()
 
     def _load_failed(self, error: SuperfluidError) -> None:
         if error.exit_code is ExitCode.FAILURE:
@@ -454,10 +472,7 @@ class ModelHost:
     def _turn(self, turn: frames.Turn) -> None:
         self.stats = turn.stats
         for delta in turn.deltas:
-            if stream := self._streams.get(delta.stream):
-                stream.gained(delta)
-                if stream.ended:
-                    del self._streams[delta.stream]
+            self._streams.gained(delta)
         self._dispatch(life.Moved(served=any(delta.tokens for delta in turn.deltas)))
         self._idle()
 

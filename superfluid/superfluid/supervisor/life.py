@@ -88,10 +88,12 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The process is reaped. `final`: its exit code says that another try would end alike."""
+    """The process is reaped. `final`: its exit code says that another try would end alike;
+    `explained`: one stream is to blame, not the worker."""
 
     reason: str
     final: bool = False
+    explained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +150,12 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Bury:
-    """The process is gone without having been asked to: write the dossier, fail its streams."""
+    """The process is gone without having been asked to: write the dossier. `then` says what comes
+    next."""
 
     stage: WorkerState
     reason: str
+    then: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,7 @@ class Life:
         self.state = S.GONE
         self.deadline: float | None = None
         self.failures = 0
+        self._proven = False
         self._clear()
 
     def _clear(self) -> None:
@@ -200,8 +205,8 @@ class Life:
                 return self._fail(reason)
             case Refused(reason):
                 return self._refuse(reason)
-            case Exited(reason, final):
-                return self._exited(reason, final, now)
+            case Exited():
+                return self._exited(event, now)
             case Drain(bound_s):
                 return self._drain(bound_s, now)
             case Idle():
@@ -264,6 +269,7 @@ class Life:
             self._progress(now)
         if served and self.state in LIVE:
             self.failures = 0
+            self._proven = True
         return []
 
     def _end(self) -> list[Action]:
@@ -288,19 +294,29 @@ class Life:
             self._refused = True
         return self._fail(reason)
 
-    def _exited(self, reason: str, final: bool, now: float) -> list[Action]:
+    def _exited(self, exited: Exited, now: float) -> list[Action]:
         if self.state is S.DRAINING:
-            return self._exited_draining(reason)
+            return self._exited_draining(exited.reason)
         told = self._refused
         if self.state in LADDER:
-            self._refused = final and self.state in LOADING
+            self._refused = exited.final and self.state in LOADING
             self._to(S.FAILED)  # every rung → failed
         if self.state is not S.FAILED:
             return []
         if told:
             return self._after_failure(self._reason, now)
-        reason = "; ".join(part for part in (self._reason, reason) if part)
-        return [Bury(self._stage, reason), *self._after_failure(reason, now)]
+        if exited.explained and self._proven:
+            self.failures = 0
+        reason = "; ".join(part for part in (self._reason, exited.reason) if part)
+        after = self._after_failure(reason, now)
+        return [Bury(self._stage, reason, self._then(now)), *after]
+
+    def _then(self, now: float) -> str:
+        if self.state is S.BACKOFF and self.deadline is not None:
+            return f"another worker after {self.deadline - now:.3g} s"
+        if self.state is S.GAVE_UP:
+            return f"gave up after failure {self.failures} without a turn served"
+        return "no other was wanted"
 
     def _exited_draining(self, reason: str) -> list[Action]:
         expected = self._asked or (self._ending and not self._reason)

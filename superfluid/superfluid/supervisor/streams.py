@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
@@ -10,7 +11,14 @@ from typing import Final
 import msgspec
 
 from superfluid_compat.errors import SuperfluidError
-from superfluid_workerd.link.frames import Delta, GenerationRequest, Prompted
+from superfluid_workerd.link.frames import (
+    Delta,
+    Generate,
+    GenerationRequest,
+    Prompted,
+    Replay,
+    Tokens,
+)
 
 _QUEUED: Final = 256
 """Deltas that wait for a slow reader before neighbours are joined; nothing ever waits for it."""
@@ -20,16 +28,25 @@ class LiveStream:
     """Keeps what starting the stream again elsewhere needs: the request (with its seed), the
     prompt's ids, the committed ids, and how many characters went out per channel.
 
-    `cancel` is called once if the stream is closed before it has ended.
+    `cancel` is called once if the stream is closed before it has ended. `number` is what its
+    worker knows it by, `arrival` its place among all streams, `deaths` how many workers in a row
+    died with it and gave it nothing.
     """
 
-    def __init__(self, number: int, request: GenerationRequest, cancel: Callable[[], None]) -> None:
-        self.number: Final = number
+    def __init__(self, request: GenerationRequest, cancel: Callable[[LiveStream], None]) -> None:
         self.request: Final = request
+        self.number = 0
+        self.arrival = 0
+        self.deaths = 0
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.committed: list[int] = []
         self.sent: dict[str, int] = {}
         self._cancel = cancel
+        self._deadline = (
+            None if request.deadline_s is None else time.monotonic() + request.deadline_s
+        )
+        self._had = 0
+        self._untouched = False
         self._prompt: list[int] = []
         self._cached: int | None = None
         self._waiting: deque[Delta] = deque()
@@ -50,8 +67,32 @@ class LiveStream:
         """Nothing more will come from a worker."""
         return self._ended
 
+    def sent_as(self, number: int) -> Generate:
+        """The frame that starts it under `number`, or continues it where it stands."""
+        self.number, self._had, self._untouched = number, len(self.committed), False
+        left_s = None if self._deadline is None else self._deadline - time.monotonic()
+        request = msgspec.structs.replace(self.request, deadline_s=left_s)
+        if not self._prompt:
+            return Generate(stream=number, request=request)
+        return Generate(
+            stream=number,
+            request=msgspec.structs.replace(request, prompt=Tokens(tokens=[])),
+            replay=Replay(prompt=self._prompt, committed=self.committed, sent=self.sent),
+        )
+
+    def bereave(self) -> None:
+        """Its worker died. That counts against it unless it gained a token there, or never left
+        the line for a lane."""
+        if len(self.committed) > self._had:
+            self.deaths = 0
+        elif not self._untouched:
+            self.deaths += 1
+
     def prompted(self, message: Prompted) -> None:
-        self._prompt, self._cached = message.tokens, message.cached
+        self._prompt = message.tokens
+        self._untouched = message.cached is None
+        if self._cached is None:
+            self._cached = message.cached
         if not self.accepted.done():
             self.accepted.set_result(None)
 
@@ -99,7 +140,7 @@ class LiveStream:
         self._waiting.clear()
         if not self._ended:
             self._ended = True
-            self._cancel()
+            self._cancel(self)
             self._arrived.set()
         if not self.accepted.done():
             self.accepted.cancel()

@@ -14,7 +14,7 @@ from superfluid_workerd.link.frames import Channel, Delta, Finish, GenerationReq
 def stream(cancelled: list[str] | None = None) -> LiveStream:
     request = GenerationRequest(prompt=Text(text="t"))
     notes = [] if cancelled is None else cancelled
-    return LiveStream(1, request, lambda: notes.append("cancelled"))
+    return LiveStream(request, lambda _: notes.append("cancelled"))
 
 
 def delta(text: str, tokens: list[int], channel: Channel = "text", *, end: bool = False) -> Delta:

@@ -71,6 +71,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step_s: float = 0.0
     gate: str | None = None
     moments: tuple[Moment, ...] = ()
+    poison: str = ""
+    """The process dies of SIGSEGV when one of these characters is fed."""
 
     load_s: float = 0.0
     load_gate: str | None = None

@@ -184,6 +184,9 @@ class FakeRuntime(Runtime):
             raise OutOfBoundary(f"more than {self._orders.step_tokens} tokens in one step")
         self._room(sum(len(feed.tokens) for feed in feeds))
         self._wait(tick)
+        poison = set(self._orders.poison.encode())
+        if poison and any(not poison.isdisjoint(feed.tokens) for feed in feeds):
+            _perform(Moment(act="signal", signal="SIGSEGV"))
         rows = [self._extend(feed, tick) for feed in feeds]
         if self.fail_next:
             raise self.fail_next.pop(0)
