@@ -20,7 +20,7 @@ from superfluid_compat.errors import (
     UsageError,
 )
 from superfluid_workerd.adapter import Adapter, OpenRequest
-from superfluid_workerd.link.answers import About, Facts, InstallPlan
+from superfluid_workerd.link.answers import About, Facts, InstallPlan, Piece
 from superfluid_workerd.link.refusals import in_words, refusal
 from superfluid_workerd.registry import checked_options, load_adapter
 
@@ -142,7 +142,10 @@ def _report(done: int, total: int) -> None:
 
 def _tokenize(adapter: Adapter, call: Arguments, given: bytes) -> Any:
     tokenizer = adapter.tokenizer(Path(call.model), _options(adapter, call))
-    return tokenizer.encode(_text(given), add_special=not call.plain, special=call.special)
+    ids = tokenizer.encode(_text(given), add_special=not call.plain, special=call.special)
+    if not call.pieces:
+        return ids
+    return [Piece(id=token, text=tokenizer.piece(token, special=True)) for token in ids]
 
 
 COMMANDS: Final[Mapping[str, Command]] = {

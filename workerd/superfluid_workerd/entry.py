@@ -7,7 +7,8 @@
     superfluid-workerd ID facts MODEL
     superfluid-workerd ID memory MODEL [--options JSON] [--context N] [--lanes N] ...
     superfluid-workerd ID prepare --shared FOLDER [--options JSON]    facts as JSON on stdin
-    superfluid-workerd ID tokenize MODEL [--options JSON] [--special] [--plain]   text on stdin
+    superfluid-workerd ID tokenize MODEL [--options JSON] [--special] [--plain] [--pieces]
+                        text on stdin
     superfluid-workerd ID serve --link FD
 
 Each but `serve` prints one JSON document on stdout and exits 0, or prints a `Refusal` and exits
@@ -73,6 +74,7 @@ def grammar() -> argparse.ArgumentParser:
         command.add_argument("--options", default="{}", metavar="JSON")
     tokenize.add_argument("--special", action="store_true", help="read special tokens as such")
     tokenize.add_argument("--plain", action="store_true", help="add no token around the text")
+    tokenize.add_argument("--pieces", action="store_true", help="answer each token's bytes too")
     serve = commands.add_parser("serve", help="serve one model over an inherited link")
     serve.add_argument("--link", type=int, required=True, metavar="FD")
     return parser

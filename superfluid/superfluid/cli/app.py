@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from superfluid.cli import config, models, runtime, runtimes, serve
+from superfluid.cli import config, models, runtime, runtimes, serve, tokenize
 
 app = typer.Typer(
     help="Serve local language models.",
@@ -18,6 +18,7 @@ app = typer.Typer(
 app.command("serve", cls=serve.ServeCommand)(serve.serve)
 app.command("runtimes")(runtimes.runtimes)
 app.command("compat")(runtimes.compat)
+app.command("tokenize")(tokenize.tokenize)
 app.add_typer(runtime.app, name="runtime")
 app.add_typer(models.app, name="models")
 app.add_typer(config.app, name="config")

@@ -1,4 +1,4 @@
-"""What `superfluid-workerd ID about|info|compat|options|versions|plan|check|facts` answer, as JSON.
+"""What `superfluid-workerd ID about|info|compat|options|versions|plan|check|facts|tokenize` answer, as JSON.
 
 Adapters build these records, the daemon reads them; neither side needs the other's code.
 """
@@ -165,6 +165,13 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Tensors by their type's name."""
     template: bool = False
     detail: dict[str, Any] = {}
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """One token of a text: its id, and its bytes, which may be a part of a character."""
+
+    id: int
+    text: bytes
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
