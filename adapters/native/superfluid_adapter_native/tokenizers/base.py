@@ -62,12 +62,15 @@ class VocabularyTokenizer(Tokenizer):
     def stops(self) -> frozenset[int]:
         return self._vocabulary.stops
 
-    @functools.cached_property
+    @property
     def longest(self) -> int | None:
-        """See `Tokenizer.longest`. Counted by a piece's own text, which is as long as what it
-        stands for, or longer: a space and some bytes are written with more."""
-        longest = max(map(len, map(str.encode, self._vocabulary.pieces)), default=0)
-        return longest if self._keeps_bytes and longest else None
+        return self._longest_piece if self._keeps_bytes else None
+
+    @functools.cached_property
+    def _longest_piece(self) -> int:
+        """Counted by a piece's own text, which is as long as what it stands for, or longer: a
+        space and some bytes are written with more."""
+        return max(len(piece.encode()) for piece in self._vocabulary.pieces)
 
     def encode(self, text: str, *, add_special: bool = True, special: bool = False) -> list[int]:
         """See `Tokenizer.encode`. A lone surrogate in `text` counts as U+FFFD."""

@@ -40,13 +40,11 @@ class WordPieceTokenizer(VocabularyTokenizer):
         if vocabulary.unk is None or vocabulary.bos is None or vocabulary.sep is None:
             raise ModelDamaged("a WordPiece vocabulary without unknown, opening or closing token")
         self._unknown, self._ends = vocabulary.unk, (vocabulary.bos, vocabulary.sep)
+        # Spaces vanish, and a word that no pieces make is one unknown token.
+        self._keeps_bytes = False
         self._longest = max(map(len, vocabulary.pieces))
         self._lower = read.flag(metadata, "normalizer.lowercase", True)
         self._strip = read.flag(metadata, "normalizer.strip_accents", self._lower)
-
-    @property
-    def longest(self) -> None:
-        """None: spaces vanish, and a word that is no pieces is one unknown token."""
 
     def _opening(self) -> list[int]:
         return [self._ends[0]]
