@@ -41,13 +41,20 @@ test-model: $(DEV)
 	test -n "$$SUPERFLUID_TEST_MODEL" || \
 	SUPERFLUID_HOME=$(TEST_HOME) $(BIN)/superfluid models pull gemma-3-270m
 
-test: test-model
+# The environments of both generations of mlx-lm, by the installer that users run.
+.PHONY: test-mlx
+test-mlx: $(DEV)
+	for version in 0.31.3 0.32.2; do \
+	  SUPERFLUID_HOME=$(TEST_HOME) $(BIN)/superfluid runtime install mlx --version $$version || exit 1; \
+	done
+
+test: test-model test-mlx
 	$(BIN)/pytest -m "not soak"
 
-soak: test-model
+soak: test-model test-mlx
 	$(BIN)/pytest -m soak --timeout=3600
 
-bench: test-model
+bench: test-model test-mlx
 	PYTHONPATH=tests $(BIN)/python -m bench
 
 build: $(DEV)

@@ -1,0 +1,186 @@
+"""What a model's folder says: its configuration and its weights' headers. No engine, no weights.
+
+Layout of a weights file: the safetensors format (README.md of the `safetensors` project): the
+length of a JSON header in 8 bytes, the header (dtype, shape and data_offsets by name), the bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import struct
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from superfluid_compat.errors import ModelDamaged, ModelError, ModelNotFound
+from superfluid_workerd.link.answers import SAFETENSORS, Facts
+
+_JSON_BYTES: Final = 256 << 20
+_HEADER_BYTES: Final = 1 << 27
+_CODE: Final = ("model_file", "auto_map")
+"""Keys by which a configuration names Python code of its own."""
+
+_TYPE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_PACKED: Final = {"U32"}
+_DETAIL: Final = {
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "ff": "intermediate_size",
+    "window": "sliding_window",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor by its header: its type by the format's name."""
+
+    type: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A model by its headers. `digest` tells models apart; `code` names the Python it brings."""
+
+    path: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    weights: int
+    digest: str
+    code: tuple[str, ...]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.config["model_type"])
+
+    def number(self, name: str) -> int:
+        """A whole number of the configuration or of the text model in it; 0 where there is none."""
+        inner = self.config.get("text_config")
+        for config in (self.config, inner if isinstance(inner, dict) else {}):
+            found = config.get(name)
+            if type(found) is int and found > 0:
+                return found
+        return 0
+
+    def require_no_code(self, trusted: bool) -> None:
+        """Raise `ModelError` when the folder would have its own code run and nobody trusts it."""
+        if self.code and not trusted:
+            raise ModelError(
+                f"{self.path} names Python code of its own ({', '.join(self.code)}), which is not "
+                "run",
+                fix="choose another model, or give --mlx-trust-model-code for code you have read",
+                param="trust-model-code",
+            )
+
+
+def read_folder(path: Path) -> Folder:
+    """Raises `ModelNotFound`, `ModelDamaged`, each naming the file."""
+    if not path.is_dir():
+        raise ModelNotFound(f"{path} is no folder, wanted one with config.json and *.safetensors")
+    config = read_json(path / "config.json", wanted=True)
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or not _TYPE.fullmatch(kind):
+        raise ModelDamaged(f"{path / 'config.json'}: model_type is {kind!r:.80}, wanted a name")
+    files = sorted(path.glob("model*.safetensors"))
+    if not files:
+        raise ModelNotFound(f"{path} has no model*.safetensors")
+    digest = hashlib.blake2b(json.dumps(config, sort_keys=True).encode(), digest_size=16)
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        head, found = _read_weights(file)
+        digest.update(head)
+        tensors |= found
+    return Folder(
+        path=path,
+        config=config,
+        tensors=tensors,
+        weights=sum(file.stat().st_size for file in files),
+        digest=digest.hexdigest(),
+        code=tuple(dict.fromkeys([*_code(config), *_code(_tokenizer_config(path))])),
+    )
+
+
+def facts_of(folder: Folder) -> Facts:
+    """The folder's facts. `parameters` does not count what quantized weights pack together."""
+    plain = (it for it in folder.tensors.values() if it.type not in _PACKED)
+    detail = {short: folder.number(key) for short, key in _DETAIL.items() if folder.number(key)}
+    return Facts(
+        format=SAFETENSORS.name,
+        architecture=folder.architecture,
+        name=folder.path.name,
+        parameters=sum(math.prod(tensor.shape) for tensor in plain),
+        bytes=folder.weights,
+        context=folder.number("max_position_embeddings"),
+        vocabulary=folder.number("vocab_size"),
+        layers=folder.number("num_hidden_layers"),
+        types=dict(Counter(tensor.type for tensor in folder.tensors.values())),
+        template=template_of(folder.path) is not None,
+        detail=detail,
+    )
+
+
+def template_of(path: Path) -> str | None:
+    """The model's chat template."""
+    beside = path / "chat_template.jinja"
+    if beside.is_file():
+        return beside.read_text("utf-8", "replace")
+    found = _tokenizer_config(path).get("chat_template")
+    if isinstance(found, list):
+        named = {it.get("name"): it.get("template") for it in found if isinstance(it, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
+
+
+def read_json(path: Path, *, wanted: bool = False) -> dict[str, Any]:
+    """The object in a JSON file; an absent one is empty unless `wanted`."""
+    try:
+        if path.stat().st_size > _JSON_BYTES:
+            raise ModelDamaged(f"{path} is larger than {_JSON_BYTES >> 20} MiB")
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        if wanted:
+            raise ModelNotFound(f"{path.parent} has no {path.name}") from error
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelDamaged(f"{path} does not read: {error}") from error
+    if not isinstance(found, dict):
+        raise ModelDamaged(f"{path} holds {type(found).__name__}, wanted an object")
+    return found
+
+
+def _tokenizer_config(path: Path) -> dict[str, Any]:
+    return read_json(path / "tokenizer_config.json")
+
+
+def _code(config: Mapping[str, Any]) -> Iterator[str]:
+    yield from (key for key in _CODE if config.get(key))
+
+
+def _read_weights(path: Path) -> tuple[bytes, dict[str, Tensor]]:
+    """The header as it stands and its tensors, all of whose bytes are there."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        first = file.read(8)
+        length = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
+        if not 2 <= length <= min(_HEADER_BYTES, size - 8):
+            raise ModelDamaged(f"{path} has {size} bytes and no safetensors header")
+        head = file.read(length)
+    try:
+        told = json.loads(head)
+        entries = {name: entry for name, entry in told.items() if name != "__metadata__"}
+        tensors = {name: Tensor(it["dtype"], tuple(it["shape"])) for name, it in entries.items()}
+        ends = [int(entry["data_offsets"][1]) for entry in entries.values()]
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise ModelDamaged(f"{path}: its header does not read: {error}") from error
+    if 8 + length + max(ends, default=0) != size:
+        raise ModelDamaged(
+            f"{path} has {size} bytes, its header tells of {8 + length + max(ends, default=0)}"
+        )
+    return head, tensors
