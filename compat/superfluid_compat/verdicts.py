@@ -123,11 +123,12 @@ class Requirement:
     tested: tuple[str, ...] = ()
 
     def wanted(self) -> str:
-        """`engine ABI 7 or 8, or a version 0.3.x`."""
+        """`engine ABI 7 or 8, or version 0.3.x`."""
         if not self.numbers:
             return f"{self.what} of a tested version: {', '.join(self.tested)}"
         text = f"{self.what} {' or '.join(str(each) for each in self.numbers)}"
-        return text + "".join(f", or version {line.versions}.x" for line in self.unnumbered)
+        lines = (line.versions for line in self.unnumbered if line.number in self.numbers)
+        return text + "".join(f", or version {versions}.x" for versions in lines)
 
 
 def judge_library(
