@@ -74,7 +74,14 @@ class Executor:
     raises `DoesNotFit` before the first one arrives.
     """
 
-    def __init__(self, runtime: Runtime, lanes: int, policy: Policy, send: Send) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        lanes: int,
+        policy: Policy,
+        send: Send,
+        name: str = "the runtime",
+    ) -> None:
         self._runtime = runtime
         self._policy = policy
         self._send = send
@@ -83,7 +90,11 @@ class Executor:
         self._retries: Final = 1 if described.retry else 0
         self._lanes = LaneTable(lanes)
         self.sequences = Sequences(
-            runtime, lanes, cache_bytes=policy.prefix_cache_bytes, parked_bytes=policy.parked_bytes
+            runtime,
+            lanes,
+            name,
+            cache_bytes=policy.prefix_cache_bytes,
+            parked_bytes=policy.parked_bytes,
         )
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._live: set[int] = set()

@@ -36,19 +36,20 @@ class Sequences:
     """Gives streams that take a lane their sequence, with as much in it as can be had for nothing.
 
     All sequences of the lanes are made and emptied here, so that a runtime that cannot serve that
-    many streams raises `DoesNotFit` at once. `cache_bytes` bounds what is kept of ended streams,
-    `parked_bytes` what preempted ones hold outside of the runtime. What is kept belongs to this
-    runtime and goes with it: no other model, install, version or setting can ever find it.
+    many streams raises `DoesNotFit` at once, with its `name`. `cache_bytes` bounds what is kept of
+    ended streams, `parked_bytes` what preempted ones hold outside of the runtime. What is kept
+    belongs to this runtime and goes with it: no other model, install, version or setting can ever
+    find it.
     """
 
     def __init__(
-        self, runtime: Runtime, lanes: int, *, cache_bytes: int, parked_bytes: int
+        self, runtime: Runtime, lanes: int, name: str, *, cache_bytes: int, parked_bytes: int
     ) -> None:
         self._runtime = runtime
         self._describe = runtime.describe()
         self._cache_bytes = cache_bytes
         self._most_parked = parked_bytes
-        self._spare = _create(runtime, lanes)
+        self._spare = _create(runtime, lanes, name)
         self._lanes: dict[Stream, SequenceId] = {}
         self._stored: dict[Stored, None] = {}
         self._index: PrefixIndex[Holder] = PrefixIndex()
@@ -322,22 +323,27 @@ def _length(holder: Holder) -> int:
     return holder.fed if isinstance(holder, Stream) else len(holder.tokens)
 
 
-def _create(runtime: Runtime, lanes: int) -> list[SequenceId]:
+def _create(runtime: Runtime, lanes: int, name: str) -> list[SequenceId]:
     most = runtime.describe().sequences
-    fix = f"serve with --lanes {max(1, most)}"
     if most < lanes:
         raise DoesNotFit(
-            f"{lanes} lanes were asked for, the runtime holds {most} sequences", fix=fix
+            f"{lanes} lanes were asked for, {name} holds {most} sequences at once",
+            fix=f"serve with --lanes {max(1, most)}",
+            param="lanes",
         )
     sequences: list[SequenceId] = []
+    lane = 0
     try:
-        for _ in range(lanes):
+        for lane in range(lanes):
             sequences.append(runtime.seq_create())
             runtime.seq_truncate(sequences[-1], 0)
+            if held := runtime.seq_length(sequences[-1]):
+                raise Capacity(f"a new sequence holds {held} tokens")
     except StepError as error:
         raise DoesNotFit(
-            f"lane {len(sequences)} of {lanes} could not be set up: {error.message}",
-            fix="serve with --lanes 1",
+            f"{name} could not set up lane {lane} of {lanes}: {error.message}",
+            fix=f"serve with --lanes {max(1, lane)}",
+            param="lanes",
         ) from error
     return sequences
 

@@ -232,7 +232,7 @@ def test_without_room_for_all_the_younger_wait_and_nobody_fails() -> None:
 
 
 def test_a_runtime_that_holds_fewer_sequences_than_lanes_is_refused_at_once() -> None:
-    with pytest.raises(DoesNotFit, match="4 lanes were asked for, the runtime holds 2"):
+    with pytest.raises(DoesNotFit, match="4 lanes were asked for, odd holds 2 sequences"):
         _executor(Stage(Orders(), 2), 4)
 
 
@@ -243,12 +243,23 @@ def test_a_runtime_that_cannot_make_its_sequences_is_refused_by_the_lane() -> No
                 raise Capacity("one sequence only")
             return super().seq_create()
 
-    with pytest.raises(DoesNotFit, match="lane 1 of 2 could not be set up: one sequence only"):
+    with pytest.raises(DoesNotFit, match="odd could not set up lane 1 of 2: one sequence only"):
         _executor(Single(Orders(), 2), 2)
 
 
+def test_a_runtime_whose_new_sequences_are_not_empty_is_refused_at_once() -> None:
+    class Full(Stage):
+        def seq_length(self, sequence: int) -> int:
+            return super().seq_length(sequence) + 1
+
+    with pytest.raises(
+        DoesNotFit, match="odd could not set up lane 0 of 2: a new sequence holds 1"
+    ):
+        _executor(Full(Orders(), 2), 2)
+
+
 def _executor(runtime: Stage, lanes: int) -> Executor:
-    return Executor(runtime, lanes, Policy(), lambda message: None)
+    return Executor(runtime, lanes, Policy(), lambda message: None, "odd")
 
 
 @pytest.mark.parametrize(
