@@ -122,7 +122,9 @@ class _Worker:
         self._link.send(Stage(stage="probed"))
         try:
             loaded = self._adapter.open(self._request(load))
-            executor = Executor(loaded.runtime, load.lanes, policy, self._link.send)
+            executor = Executor(
+                loaded.runtime, load.lanes, policy, self._link.send, self._adapter.info().id
+            )
         except SuperfluidError:
             raise
         except MemoryError as error:
