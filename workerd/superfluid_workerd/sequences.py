@@ -331,21 +331,22 @@ def _create(runtime: Runtime, lanes: int, name: str) -> list[SequenceId]:
             fix=f"serve with --lanes {max(1, most)}",
             param="lanes",
         )
-    sequences: list[SequenceId] = []
-    lane = 0
+    return [_set_up(runtime, lane, lanes, name) for lane in range(lanes)]
+
+
+def _set_up(runtime: Runtime, lane: int, lanes: int, name: str) -> SequenceId:
     try:
-        for lane in range(lanes):
-            sequences.append(runtime.seq_create())
-            runtime.seq_truncate(sequences[-1], 0)
-            if held := runtime.seq_length(sequences[-1]):
-                raise Capacity(f"a new sequence holds {held} tokens")
+        sequence = runtime.seq_create()
+        runtime.seq_truncate(sequence, 0)
+        if held := runtime.seq_length(sequence):
+            raise Capacity(f"a new sequence holds {held} tokens")
     except StepError as error:
         raise DoesNotFit(
             f"{name} could not set up lane {lane} of {lanes}: {error.message}",
             fix=f"serve with --lanes {max(1, lane)}",
             param="lanes",
         ) from error
-    return sequences
+    return sequence
 
 
 __all__ = ["Sequences"]
