@@ -36,7 +36,7 @@ class Kind(enum.IntEnum):
     F64 = 12
 
 
-_CODES: Final = {
+CODES: Final = {
     Kind.U8: "B",
     Kind.I8: "b",
     Kind.U16: "H",
@@ -145,11 +145,11 @@ def _value(value: Any) -> bytes:
     head = struct.pack("<IIQ", Kind.ARRAY, typed.kind, len(typed.value))
     if typed.kind is Kind.STRING:
         return head + b"".join(map(_string, typed.value))
-    return head + struct.pack(f"<{len(typed.value)}{_CODES[typed.kind]}", *typed.value)
+    return head + struct.pack(f"<{len(typed.value)}{CODES[typed.kind]}", *typed.value)
 
 
 def _scalar(kind: Kind, value: Any) -> bytes:
-    return _string(value) if kind is Kind.STRING else struct.pack("<" + _CODES[kind], value)
+    return _string(value) if kind is Kind.STRING else struct.pack("<" + CODES[kind], value)
 
 
 def _typed(value: Any) -> Typed:

@@ -261,7 +261,10 @@ class LlamaCpp:
         """Teacher-forced logits, shape (tokens, vocabulary): one batch from an empty cache."""
         self._clear()
         self._decode(tokens, 0, every=True)
-        return np.stack([self._row(index) for index in range(len(tokens))])
+        found = np.empty((len(tokens), self.size), np.float32)
+        for index in range(len(tokens)):
+            found[index] = self._row(index)
+        return found
 
     def generate_greedy(self, tokens: Sequence[int], count: int) -> list[int]:
         """The next `count` ids after `tokens`, each the most likely; stop ids do not stop it."""

@@ -60,12 +60,16 @@ def _log_softmax(logits: Logits) -> NDArray[np.float64]:
     return result
 
 
-def forced(runtime: Runtime, tokens: Sequence[int], block: int = 32) -> Iterator[Logits]:
-    """Logits after each of `tokens`, fed `block` at a time to a new sequence."""
+def forced(
+    runtime: Runtime, tokens: Sequence[int], *, first: int = 0, block: int = 32
+) -> Iterator[Logits]:
+    """Logits after each of `tokens` from `first` on, fed `block` at a time to a new sequence."""
     sequence = runtime.seq_create()
     for start in range(0, len(tokens), block):
-        feed = Feed(sequence, tokens[start : start + block], start, "all")
+        wanted = start + block > first
+        feed = Feed(sequence, tokens[start : start + block], start, "all" if wanted else "none")
         (rows,) = runtime.step([feed], lambda: None)
-        assert rows is not None
-        yield rows
+        if wanted:
+            assert rows is not None
+            yield rows[max(0, first - start) :]
     runtime.seq_free(sequence)
