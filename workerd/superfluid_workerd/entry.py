@@ -8,12 +8,13 @@
     superfluid-workerd ID memory MODEL [--options JSON] [--context N] [--lanes N] ...
     superfluid-workerd ID prepare --shared FOLDER [--options JSON]    facts as JSON on stdin
     superfluid-workerd ID tokenize MODEL [--options JSON] [--special] [--plain] [--pieces]
-                        text on stdin
+                                                              text on stdin
     superfluid-workerd ID serve --link FD
 
 Each but `serve` prints one JSON document on stdout and exits 0, or prints a `Refusal` and exits
 with its error's code. Whatever an engine prints goes to stderr. `--parent PID` before ID makes
 the process leave when that parent has left; `--install FOLDER` names the install to run with.
+`--rights FD`, for what reads a model, is an inherited file that holds `sandbox.Rights` as JSON.
 
 Only the standard library is imported before the rights are applied, and no thread is started.
 """
@@ -48,6 +49,8 @@ def grammar() -> argparse.ArgumentParser:
     parser.add_argument("--parent", type=int, metavar="PID", help="leave when this process has")
     parser.add_argument("--install", metavar="FOLDER", help="the install to run with")
     parser.add_argument("adapter", metavar="ID", help="the adapter's id")
+    confined = _Parser(add_help=False)
+    confined.add_argument("--rights", type=int, metavar="FD", help="what it may do, as JSON")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("about", help="info, options, compat and versions in one")
     commands.add_parser("info", help="what the runtime is")
@@ -60,10 +63,10 @@ def grammar() -> argparse.ArgumentParser:
     install = commands.add_parser("install", help="finish what was staged")
     install.add_argument("staged", metavar="FOLDER")
     check = commands.add_parser("check", help="try the runtime without a model")
-    facts = commands.add_parser("facts", help="what a model's header says")
+    facts = commands.add_parser("facts", parents=[confined], help="what a model's header says")
     prepare = commands.add_parser("prepare", help="fill the shared folder for a model")
-    tokenize = commands.add_parser("tokenize", help="token ids of a text")
-    memory = commands.add_parser("memory", help="the memory plan of a load")
+    tokenize = commands.add_parser("tokenize", parents=[confined], help="token ids of a text")
+    memory = commands.add_parser("memory", parents=[confined], help="the memory plan of a load")
     for number in ("context", "lanes", "threads", "memory-budget"):
         memory.add_argument(f"--{number}", type=int, default=0)
     for command in (facts, memory, tokenize):
@@ -75,7 +78,9 @@ def grammar() -> argparse.ArgumentParser:
     tokenize.add_argument("--special", action="store_true", help="read special tokens as such")
     tokenize.add_argument("--plain", action="store_true", help="add no token around the text")
     tokenize.add_argument("--pieces", action="store_true", help="answer each token's bytes too")
-    serve = commands.add_parser("serve", help="serve one model over an inherited link")
+    serve = commands.add_parser(
+        "serve", parents=[confined], help="serve one model over an inherited link"
+    )
     serve.add_argument("--link", type=int, required=True, metavar="FD")
     return parser
 
@@ -96,7 +101,23 @@ def dump_no_core(_call: argparse.Namespace) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-RIGHTS: Final[tuple[Callable[[argparse.Namespace], None], ...]] = (die_with_parent, dump_no_core)
+def confine(call: argparse.Namespace) -> None:
+    """Take all rights away but those that the daemon handed over."""
+    descriptor = getattr(call, "rights", None)
+    if descriptor is None:
+        return
+    from superfluid_workerd import sandbox
+
+    with open(descriptor, "rb") as file:
+        rights = sandbox.Rights.decode(file.read())
+    sandbox.apply(rights, lambda: die_with_parent(call))
+
+
+RIGHTS: Final[tuple[Callable[[argparse.Namespace], None], ...]] = (
+    die_with_parent,
+    dump_no_core,
+    confine,
+)
 """What narrows the process, in order, before anything of ours or of an engine is imported."""
 
 

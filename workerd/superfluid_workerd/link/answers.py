@@ -1,4 +1,4 @@
-"""What `superfluid-workerd ID about|info|compat|options|versions|plan|check|facts|tokenize` answer, as JSON.
+"""What `superfluid-workerd ID about|info|compat|options|versions|plan|check|facts|tokenize` answer.
 
 Adapters build these records, the daemon reads them; neither side needs the other's code.
 """
