@@ -16,9 +16,11 @@ from superfluid_compat.errors import (
     BadOptionValue,
     ExitCode,
     RuntimeBroken,
+    SandboxUnreachable,
     SuperfluidError,
     UsageError,
 )
+from superfluid_workerd import sandbox
 from superfluid_workerd.adapter import Adapter, OpenRequest
 from superfluid_workerd.link.answers import About, Facts, InstallPlan, Piece
 from superfluid_workerd.link.refusals import in_words, refusal
@@ -34,6 +36,8 @@ def run(call: Arguments, given: bytes, answers: int) -> int:
     `given` is what stood on stdin.
     """
     try:
+        if call.command != "serve" and (problem := sandbox.reached().problem):
+            raise SandboxUnreachable(problem)
         adapter = load_adapter(call.adapter, Path(call.install) if call.install else None)
         if call.command == "serve":
             return _serve(adapter, call, answers)

@@ -25,11 +25,14 @@ from superfluid_compat.errors import (
     DoesNotFit,
     ExitCode,
     Fault,
+    LinkClosed,
     Overloaded,
     RuntimeBroken,
+    SandboxUnreachable,
     SuperfluidError,
 )
 from superfluid_compat.verdicts import require_number
+from superfluid_workerd import sandbox
 from superfluid_workerd.adapter import Adapter, OpenRequest, RuntimeDescription
 from superfluid_workerd.codec.chat import ChatCodec
 from superfluid_workerd.executor import Executor, Rejected
@@ -66,7 +69,13 @@ def serve(adapter: Adapter, descriptor: int) -> int:
         link = Link.adopt(descriptor)
         messages = link.receive()
         _greet(adapter, link, messages)
+        if problem := sandbox.reached().problem:
+            unreachable = SandboxUnreachable(problem)
+            link.send(LoadFailed(error=refusal(unreachable)))
+            raise unreachable
         return _Worker(adapter, link).run(messages)
+    except LinkClosed:  # as when the reader hears it first
+        return ExitCode.OK
     except SuperfluidError as error:
         print(f"{error.code}: {error.line()}", file=sys.stderr)
         return error.exit_code
@@ -141,6 +150,7 @@ class _Worker:
         context = min(described.context, described.tokens or described.context)
         intake = Intake(loaded.tokenizer, codec, context, described.vocabulary)
         self._serving = _Serving(executor, intake)
+        sandbox.loaded()
         self._link.send(Stage(stage="warmed"))
         return Description(
             facts=loaded.facts,
@@ -261,10 +271,13 @@ class _Worker:
 
 
 def _told(record: LoadRecord, described: RuntimeDescription) -> LoadRecord:
-    """The adapter's record, and whether its runtime serves one stream at a time."""
-    if described.sequences > 1:
-        return record
-    return msgspec.structs.replace(record, got={**record.got, "serves": "one stream at a time"})
+    """The adapter's record, the sandbox, and whether its runtime serves one stream at a time."""
+    reached = sandbox.reached()
+    asked = {**record.asked, "sandbox": reached.asked}
+    got = {**record.got, "sandbox": reached.told()}
+    if described.sequences <= 1:
+        got["serves"] = "one stream at a time"
+    return LoadRecord(asked=asked, got=got)
 
 
 def _unexpected(error: Exception) -> Fault:

@@ -57,7 +57,8 @@ def test_hello_load_generate_shutdown(worker: Worker) -> None:
     ready = worker.all[-1]
     assert isinstance(ready, Ready)
     assert ready.description.lanes == 3
-    assert ready.description.record.got == {"context": 256, "lanes": 3}
+    got = {"context": 256, "lanes": 3, "sandbox": {"level": "none"}}
+    assert ready.description.record.got == got
     wanted = request("hello", 9)
     worker.generate(1, wanted)
     deltas = list(worker.deltas(1))
