@@ -202,3 +202,43 @@ async def test_the_servers_default_class_is_that_of_requests_without_one(tmp_pat
             gate.touch()
         assert ended == ["chat", "low"]
         assert _stats(found)["preempted"] == 1
+
+
+async def test_a_request_whose_client_went_while_it_waited_is_never_seated(tmp_path: Path) -> None:
+    """Lanes facts, failure 2: the queued request of a gone client runs all the same."""
+    gate = tmp_path / "gate"
+    model = write_model(tmp_path / "m.fake", Orders(gate=str(gate)))
+    with serving([str(model), "--lanes", "1"], tmp_path / "home") as found:
+        async with httpx.AsyncClient(base_url=found.url, timeout=60) as http:
+
+            async def ask(**fields: Any) -> httpx.Response:
+                body = {"prompt": "a", "max_tokens": 5, "ignore_eos": True, **fields}
+                return await http.post("/v1/completions", json=body)
+
+            first = asyncio.create_task(ask())
+            while _stats(found)["free_lanes"]:
+                await asyncio.sleep(0)
+            for stream in (False, True):
+                waiting = asyncio.create_task(ask(stream=stream))
+                while not _stats(found)["waiting"]:
+                    await asyncio.sleep(0)
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+            gate.touch()
+            assert (await first).json()["usage"]["completion_tokens"] == 5
+        stats = _stats(found)
+        assert (stats["admitted"], stats["waiting"], stats["free_lanes"]) == (1, 0, 1)
+
+
+async def test_an_answer_that_nobody_waits_for_ends_and_its_lane_is_free(server: Server) -> None:
+    """Lanes facts, failure 1: generation goes on after its client is gone; not streamed here."""
+    before = await _idle(server)
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+        body = {"prompt": "a", "max_tokens": 1900, "ignore_eos": True}
+        asked = asyncio.create_task(http.post("/v1/completions", json=body))
+        while _stats(server)["decode_tokens"] == before["decode_tokens"]:
+            await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+    after = await _idle(server)
+    assert after["decode_tokens"] - before["decode_tokens"] < 1000
