@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,7 @@ import pytest
 from bench import cgroups
 from superfluid_adapter_native.kernels.warm import warm
 from superfluid_adapter_native.quants.types import BY_NAME
+from support.server import serving
 from support.tiny_models import TinyModel, write_model
 
 MIB: Final = 1 << 20
@@ -156,3 +158,15 @@ def test_longer_contexts_are_counted(run: Run) -> None:
     assert long["peak"] <= sum(long["plan"].values())
     grown = sum(long["plan"].values()) - sum(short["plan"].values())
     assert 0.3 * grown < long["peak"] - short["peak"] < 1.1 * grown
+
+
+def test_the_plan_is_logged_and_in_the_list_of_models(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m.gguf", TinyModel("llama"))
+    with serving([str(model)], tmp_path / "home") as server:
+        with urllib.request.urlopen(f"{server.url}/v1/models") as answer:
+            (row,) = json.load(answer)["data"]
+        ended = server.stop()
+    plan = row["superfluid"]["plan"]
+    assert {"interpreter", "tokenizer", "resident weights", "streamed weights"} < set(plan)
+    assert {"read-ahead", "kv", "transient"} < set(plan)
+    assert f"memory plan {sum(plan.values()) >> 20} MiB (interpreter" in ended.err

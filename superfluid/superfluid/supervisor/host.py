@@ -461,6 +461,8 @@ class ModelHost:
         if self.state is WorkerState.SERVING:
             self.description = description
             self.error = None
+            if description.plan:
+                _LOG.info("%s: memory plan %s", self.spec.name, _planned(description.plan))
             self._streams.serving()
 
     def _load_failed(self, error: SuperfluidError) -> None:
@@ -489,3 +491,8 @@ class ModelHost:
 _SETTLED: Final = frozenset(
     {WorkerState.SERVING, WorkerState.DRAINING, WorkerState.GAVE_UP, WorkerState.GONE}
 )
+
+
+def _planned(plan: Mapping[str, int]) -> str:
+    parts = ", ".join(f"{part} {size >> 20}" for part, size in plan.items())
+    return f"{sum(plan.values()) >> 20} MiB ({parts})"
