@@ -60,6 +60,9 @@ class Rejected:
 
 Item: TypeAlias = Stream | Rejected | Cancel | Ping | Shutdown
 Send: TypeAlias = Callable[[ToDaemon], None]
+_PATIENCE: Final = 10
+"""By how much a turn may be longer when no stream waits for its next token."""
+
 _Seated: TypeAlias = list[tuple[Stream, Feed]]
 
 
@@ -321,10 +324,11 @@ class Executor:
 
     def _bound(self, running: Collection[Stream]) -> int:
         """The most tokens of a turn, so that streams that decode, and interactive ones that will,
-        get theirs soon."""
+        get theirs soon, and who comes next need not wait long for the turn to end."""
         decoding = sum(it.decodes for it in running)
         urgent = decoding or any(it.service_class == SERVICE_CLASSES[0] for it in running)
-        prompts = self._pace.tokens_within(self._policy.turn_target_ms / 1000) if urgent else None
+        target_s = self._policy.turn_target_ms / 1000
+        prompts = self._pace.tokens_within(target_s if urgent else _PATIENCE * target_s)
         return self._step_tokens if prompts is None else decoding + prompts
 
     def _seat(self, stream: Stream, tokens: int) -> tuple[Stream, Feed]:

@@ -663,14 +663,16 @@ def test_a_prompt_is_accepted_at_once_and_told_again_what_it_got_for_nothing() -
     assert told == [None, 63]
 
 
+class Slow(Stage):
+    """Takes a fifth of a millisecond for each token."""
+
+    def step(self, feeds: Sequence[Feed], tick: Tick) -> Sequence[Logits | None]:
+        time.sleep(0.0002 * sum(len(feed.tokens) for feed in feeds))
+        return super().step(feeds, tick)
+
+
 def test_a_long_prompt_holds_up_decoders_by_no_more_than_the_target() -> None:
     """Lanes facts, failure 14: the larger the chunks of a prompt, the longer others stall."""
-
-    class Slow(Stage):
-        def step(self, feeds: Sequence[Feed], tick: Tick) -> Sequence[Logits | None]:
-            time.sleep(0.0002 * sum(len(feed.tokens) for feed in feeds))
-            return super().step(feeds, tick)
-
     orders = Orders(context=4096, step_tokens=512)
     loop = Loop(orders, policy=Policy(turn_target_ms=20), stage=Slow)
     loop.join(1, request("d", 60))
@@ -681,3 +683,11 @@ def test_a_long_prompt_holds_up_decoders_by_no_more_than_the_target() -> None:
     assert all(step[0].sequence == 1 for step in beside)
     chunks = sorted(len(step[1].tokens) for step in beside)
     assert chunks[len(chunks) // 2] < 150
+
+
+def test_a_long_prompt_alone_takes_turns_of_ten_times_the_target() -> None:
+    loop = Loop(Orders(context=4096, step_tokens=512), policy=Policy(turn_target_ms=3), stage=Slow)
+    loop.join(1, request("p" * 3000, 2))
+    loop.run()
+    chunks = sorted(len(feed.tokens) for (feed,) in loop.runtime.steps[2:-2])
+    assert 40 < chunks[len(chunks) // 2] < 250
