@@ -63,6 +63,9 @@ build: $(DEV)
 	$(PYTHON) -m venv dist/fresh
 	dist/fresh/bin/python -m pip install --quiet dist/superfluid-*.whl
 	dist/fresh/bin/superfluid --version
+	env -i PATH="$$PATH" SUPERFLUID_HOME=$(CURDIR)/dist/home \
+	  dist/fresh/bin/superfluid compat --json > dist/compat.json
+	$(BIN)/python docs/generate.py --validate dist/compat.json
 	dist/fresh/bin/python -c "from importlib.metadata import entry_points as e; print(*e(group='superfluid.adapters'))"
 
 docs: $(DEV)

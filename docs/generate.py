@@ -1,9 +1,11 @@
-"""Writes the generated pages of docs/; with --check, fails when one is out of date."""
+"""Writes the generated pages and the JSON schemas; with --check, fails when one is out of date."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +13,9 @@ import typer.main
 
 from superfluid.cli.app import app
 from superfluid.config import SERVE
+from superfluid_compat.documents import DOCUMENTS, FOLDER, schema_name, schema_text
 from superfluid_compat.errors import ExitCode, SuperfluidError
+from superfluid_compat.verdicts import Rule, State
 
 DOCS: Final = Path(__file__).resolve().parent
 NOTE: Final = "<!-- Written by docs/generate.py; change the code, then run `make docs`. -->"
@@ -22,7 +26,25 @@ MEANINGS: Final = {
     ExitCode.USAGE: "usage or configuration refused before anything loads",
     ExitCode.MODEL: "the model does not load: not found, cannot be fetched, damaged, of an "
     "architecture or type no runtime we know reads, or too large",
-    ExitCode.RUNTIME: "the runtime for the model is not installed or cannot run here",
+    ExitCode.RUNTIME: "the runtime for the model is not installed or cannot run here; an install "
+    "failed",
+}
+
+
+STATES: Final = {
+    Rule.WORKS: State.READY,
+    Rule.NUMBER_EQUAL: State.READY,
+    Rule.VERSION_LINE: State.READY,
+    Rule.VERSION_TESTED: State.READY,
+    Rule.UNTESTED_ALLOWED: State.READY,
+    Rule.NUMBER_DIFFERS: State.REFUSED,
+    Rule.NUMBER_UNSTATED: State.REFUSED,
+    Rule.KIT_DIFFERS: State.REFUSED,
+    Rule.BUILD_UNTESTED: State.UNTESTED,
+    Rule.NOT_INSTALLED: State.NOT_INSTALLED,
+    Rule.FILES_MISSING: State.MISSING,
+    Rule.ADAPTER_FAILED: State.BROKEN,
+    Rule.NO_DEVICE: State.BROKEN,
 }
 
 
@@ -34,9 +56,10 @@ def cli_page() -> str:
         "The command line",
         *_command(command, "superfluid"),
         "## Options from the environment",
-        "A flag beats its variable, a variable beats the default. An option of a runtime, "
-        "`--ID-NAME VALUE`, has the variable `SUPERFLUID_ID_NAME`; `SUPERFLUID_HOME` puts config, "
-        "data, cache and state below one folder. A value is checked wherever it comes from.",
+        "A flag beats its variable, a variable beats the [configuration file](config.md), the file "
+        "beats the default. An option of a runtime, `--ID-NAME VALUE`, has the variable "
+        "`SUPERFLUID_ID_NAME`; `SUPERFLUID_HOME` puts config, data, cache and state below one "
+        "folder. A value is checked wherever it comes from.",
         _table(("option of `serve`", "variable", "takes"), variables),
     )
 
@@ -79,6 +102,11 @@ def exit_codes_page() -> str:
                 for e in _tree(SuperfluidError)
             ),
         ),
+        "## Reason codes",
+        "Each row of `superfluid runtimes --json` has the `rule` that decided its `state`. These "
+        "are superfluid's own; an adapter adds codes of its engine's. Any state but `ready` is "
+        "exit 4 when the runtime is needed.",
+        _table(("rule", "state"), ((f"`{rule}`", f"`{state}`") for rule, state in STATES.items())),
     )  # fmt: skip
 
 
@@ -101,15 +129,26 @@ def _text(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
-PAGES: Final[Mapping[str, Callable[[], str]]] = {
-    "cli.md": cli_page,
-    "exit-codes.md": exit_codes_page,
+PAGES: Final[Mapping[Path, Callable[[], str]]] = {
+    DOCS / "cli.md": cli_page,
+    DOCS / "exit-codes.md": exit_codes_page,
+    **{FOLDER / schema_name(it): partial(schema_text, it) for it in DOCUMENTS},
 }
+
+
+def validate(path: Path) -> None:
+    """Check a `compat.json` against its schema; raises where it is another document."""
+    import jsonschema
+
+    jsonschema.validate(json.loads(path.read_text("utf-8")), json.loads(schema_text("compat")))
 
 
 def main(arguments: list[str]) -> int:
     """Write the pages, or with `--check` say which are out of date; the exit code."""
-    pages = {DOCS / name: write() for name, write in PAGES.items()}
+    if arguments[:1] == ["--validate"]:
+        validate(Path(arguments[1]))
+        return 0
+    pages = {path: write() for path, write in PAGES.items()}
     if arguments != ["--check"]:
         for path, text in pages.items():
             path.write_text(text, "utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from superfluid.catalog.standing import Chooser
     from superfluid_compat.documents import Compat, RuntimeRow, Runtimes, Serves
+
+_LONGEST: Final = 120
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -138,9 +140,12 @@ def _print_compat(document: Compat) -> None:
 
 
 def _plain(value: Any) -> str:
+    """A value in a line; of what is too long for one, how much there is."""
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_plain(each)}" for key, each in value.items())
-    return ", ".join(_plain(each) for each in value) if isinstance(value, list) else str(value)
+        text = ", ".join(f"{key} {each}" for key, each in value.items())
+    else:
+        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= _LONGEST else f"{len(value)}, see --json"
 
 
 def _serves(model: str, *, as_json: bool) -> None:
