@@ -22,6 +22,7 @@ from superfluid_compat.errors import (
     ModelError,
     RuntimeNotInstalled,
     SuperfluidError,
+    UsageError,
 )
 from superfluid_compat.verdicts import Rule, State, Verdict, judge_library
 from superfluid_workerd.link.answers import Facts, Probe
@@ -131,6 +132,13 @@ class Chooser:
 
     async def stand(self, row: Row, install: Install | None = None) -> Standing:
         """The verdict on one runtime and install; any problem is a verdict."""
+        try:
+            return await self._stand(row, install)
+        except UsageError as error:
+            return Standing(row, install, _of_error(error))
+
+    async def _stand(self, row: Row, install: Install | None) -> Standing:
+        """The same, save for options that the runtime refuses: they were given wrong."""
         if row.info is None:
             return Standing(row, install, _of_error(row.problem))
         try:
@@ -139,6 +147,8 @@ class Chooser:
             if refused is not None:
                 return Standing(row, install, refused)
             probe = await self.preparations.probe(self.catalog, row, values, place, self.say)
+        except UsageError:
+            raise
         except SuperfluidError as error:
             return Standing(row, install, _of_error(error))
         verdict = judge(row, probe)
@@ -163,7 +173,7 @@ class Chooser:
         if owned is not None:
             return self._chosen(await self._named(owned, None), "a runtime of the user's own")
         standings = await asyncio.gather(
-            *(self.stand(row, self.installs.in_use(row.id)) for row in rows)
+            *(self._stand(row, self.installs.in_use(row.id)) for row in rows)
         )
         ready = [each for each in standings if each.verdict.serves]
         if not ready:
@@ -179,7 +189,7 @@ class Chooser:
 
     async def _named(self, row: Row, name: str | None) -> Standing:
         install = self.installs.get(row.id, name) if name else self.installs.in_use(row.id)
-        standing = await self.stand(row, install)
+        standing = await self._stand(row, install)
         if not standing.verdict.serves:
             raise standing.verdict.error(standing.label)
         return standing
@@ -189,13 +199,19 @@ class Chooser:
         refusal: SuperfluidError | None = None
         for standing in ready:
             try:
-                facts = await self.catalog.facts(standing.row.id, model, standing.place)
+                facts = await self._facts(standing, model)
             except ModelError as error:
                 refusal = refusal or error
                 self.say(f"{standing.row.id} does not serve {model.name}: {error.message}")
                 continue
             return self._fitting(standing, facts, ready)
         raise refusal or _none_ready(ready)
+
+    async def _facts(self, standing: Standing, model: Path) -> Facts:
+        values = {name: it.value for name, it in self.options(standing.row).items()}
+        return await self.preparations.facts(
+            self.catalog, standing.row, model, values, standing.place
+        )
 
     def _fitting(self, first: Standing, facts: Facts, ready: Sequence[Standing]) -> Choice:
         budget = self.budget if self.budget is not None else available_bytes()

@@ -1,4 +1,4 @@
-"""What is proven on one build holds on the others: a process holds one, so these run in their own."""
+"""What is proven on one build holds on the others; each runs in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,0 +1,224 @@
+"""llama.cpp through the whole house: installed by it, served by it, refused by it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import numpy as np
+import pytest
+
+from superfluid_adapter_llamacpp.contracts import contracts
+from superfluid_compat.errors import ExitCode
+from support.gguf_writer import tensor, write_gguf
+from support.llama_libraries import INSTALLED, library
+from support.llama_standin import build
+from support.server import Ended, Server, run, serving
+from support.tiny_models import TinyModel, model_metadata, model_tensors, write_model
+
+CONTRACTS: Final = {"b11549": 8, "b11063": 7}
+PROMPT: Final = {"model": "m", "prompt": "hello the river", "max_tokens": 8, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home into which the product has installed a build of each contract."""
+    home = tmp_path_factory.mktemp("home")
+    for version in CONTRACTS:
+        done = run(["runtime", "install", "llamacpp", "--version", version], home, 300.0)
+        assert done.code == 0, done
+    return home
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "m.gguf", TinyModel())
+
+
+def completed(server: Server, **fields: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/completions", json={**PROMPT, **fields}, timeout=60.0)
+
+
+def test_what_was_installed_is_ready_by_its_number(home: Path) -> None:
+    said = json.loads(run(["runtimes", "--json"], home).out)
+    rows = {row["install"]: row for row in said["runtimes"] if row["id"] == "llamacpp"}
+    assert {name: row["abi"] for name, row in rows.items()} == {
+        f"{version}-cpu": number for version, number in CONTRACTS.items()
+    }
+    assert {row["state"] for row in rows.values()} == {"ready"}
+
+
+@pytest.mark.parametrize("version", CONTRACTS)
+def test_each_install_serves(version: str, home: Path, model: Path) -> None:
+    words = [str(model), "--runtime", f"llamacpp@{version}-cpu", "--lanes", "2"]
+    with serving([*words, "--threads", "1"], home) as server:
+        (first, second) = (completed(server) for _ in range(2))
+        assert first.status_code == 200, first.text
+        assert first.json()["usage"]["completion_tokens"] == 8
+        assert first.json()["choices"] == second.json()["choices"]
+        (row,) = httpx.get(f"{server.url}/v1/models").json()["data"]
+        assert row["superfluid"]["runtime"] == f"llamacpp@{version}-cpu"
+
+
+def test_an_installed_engine_serves_by_default_and_nothing_installed_leaves_it_to_native(
+    home: Path, model: Path, tmp_path: Path
+) -> None:
+    assert "served by llamacpp@" in run(["runtimes", str(model)], home).out
+    assert "served by native" in run(["runtimes", str(model)], tmp_path / "empty").out
+
+
+@pytest.mark.parametrize("way", ["flag", "environment"])
+def test_a_library_of_ones_own_serves_without_an_install(
+    way: str, model: Path, tmp_path: Path
+) -> None:
+    own = str(library(INSTALLED))
+    flag = ["--llamacpp-lib", own] if way == "flag" else []
+    extra = {} if way == "flag" else {"SUPERFLUID_LLAMA_LIB": own}
+    with serving([str(model), "--threads", "1", *flag], tmp_path / "home", **extra) as server:
+        assert completed(server).status_code == 200
+
+
+# Libraries that do not serve: exit 4 and one line, from the command that would have served.
+
+
+def with_bytes(folder: Path, old: bytes, new: bytes) -> Path:
+    path = folder / "libllama.so"
+    path.write_bytes(library(INSTALLED).read_bytes().replace(old, new))
+    return path
+
+
+def text_file(folder: Path) -> Path:
+    path = folder / "libllama.so"
+    path.write_text("no library at all\n")
+    return path
+
+
+def newer_glibc(folder: Path) -> Path:
+    return with_bytes(folder, b"\0GLIBC_2.17\0", b"\0GLIBC_9.17\0")
+
+
+def lacks_dependency(folder: Path) -> Path:
+    return with_bytes(folder, b"\0libgomp.so.1\0", b"\0libgomq.so.1\0")
+
+
+def other_machine(folder: Path) -> Path:
+    path = Path(shutil.copy(library(INSTALLED), folder / "libllama.so"))
+    with path.open("r+b") as file:
+        file.seek(18)
+        file.write((243).to_bytes(2, "little"))
+    return path
+
+
+def older_contract(folder: Path) -> Path:
+    return library("b8672")
+
+
+def other_defaults(folder: Path) -> Path:
+    newest = contracts()[max(contracts())]
+    return build(folder / "libllama.so", contract=newest, context={"n_ctx": 513})
+
+
+def looks_right(folder: Path) -> Path:
+    return build(folder / "libllama.so", contract=contracts()[7])
+
+
+REFUSED: Final[list[tuple[Callable[[Path], Path], str]]] = [
+    (text_file, "a shared library was wanted"),
+    (newer_glibc, "needs glibc 9.17, this machine has 2."),
+    (lacks_dependency, "needs libgomq.so.1"),
+    (other_machine, "is for riscv64, this machine is"),
+    (older_contract, "is of contract 1, wanted"),
+    (other_defaults, "n_ctx reads 513, wanted 512"),
+    (looks_right, "looks like contract 7, but with a tiny model"),
+]
+
+
+@pytest.mark.parametrize(("make", "words"), REFUSED, ids=lambda it: getattr(it, "__name__", ""))
+def test_a_library_that_does_not_serve_is_exit_4_and_one_line(
+    make: Callable[[Path], Path], words: str, model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    own = make(folder)
+    ended = run(["serve", str(model), "--port", "0", "--llamacpp-lib", str(own)], tmp_path / "home")
+    one_line(ended, ExitCode.RUNTIME, words)
+
+
+def one_line(ended: Ended, code: ExitCode, words: str) -> None:
+    assert ended.code == code, ended
+    lines = [line for line in ended.err.splitlines() if line.startswith("superfluid: ")]
+    assert len(lines) == 1, ended.err
+    assert words in lines[0]
+    assert "Traceback" not in ended.err
+
+
+# Options and models that are wrong.
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--llamacpp-threads", "0"], "option llamacpp-threads was given"),
+        (["--llamacpp-thread", "1"], "did you mean llamacpp-threads"),
+        (["--llamacpp-cache-type-k", "i32"], "option llamacpp-cache-type-k was given"),
+        (["--llamacpp-tensor-split", "a"], "tensor-split"),
+        (["--llamacpp-n-gpu-layers", "5"], "finds 0 GPUs"),
+        (["--llamacpp-cache-type-v", "q8_0", "--llamacpp-flash-attn", "off"], "cache-type-v"),
+    ],
+)
+def test_an_option_that_is_wrong_is_exit_2_and_one_line(
+    flags: list[str], words: str, home: Path, model: Path
+) -> None:
+    ended = run(["serve", str(model), "--port", "0", "--runtime", "llamacpp", *flags], home)
+    one_line(ended, ExitCode.USAGE, words)
+
+
+def not_numbers(path: Path) -> None:
+    spec = TinyModel()
+    tensors = model_tensors(spec)
+    broken = next(it for it in tensors if it.name == "blk.1.ffn_up.weight")
+    wrong = tensor(broken.name, np.full(broken.shape, np.nan, np.float32))
+    tensors[tensors.index(broken)] = wrong
+    write_gguf(path, model_metadata(spec), tensors)
+
+
+def truncated(path: Path) -> None:
+    write_model(path, TinyModel())
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def lacks_tensor(path: Path) -> None:
+    spec = TinyModel()
+    write_gguf(path, model_metadata(spec), model_tensors(spec)[:-1])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [(not_numbers, "invalid data"), (truncated, "ends at"), (lacks_tensor, "blk.1.ffn")],
+    ids=lambda it: getattr(it, "__name__", ""),
+)
+def test_a_model_that_does_not_load_is_exit_3_and_one_line(
+    make: Callable[[Path], None], words: str, home: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.gguf"
+    make(path)
+    ended = run(["serve", str(path), "--port", "0", "--runtime", "llamacpp"], home)
+    one_line(ended, ExitCode.MODEL, words)
+
+
+def test_a_model_cut_short_under_a_server_is_named_when_its_worker_is_replaced(
+    home: Path, model: Path
+) -> None:
+    with serving([str(model), "--runtime", "llamacpp", "--threads", "1"], home) as server:
+        assert completed(server).status_code == 200
+        os.truncate(model, 0)
+        failed = completed(server)
+        ended = server.wait()
+    assert (failed.status_code, failed.json()["error"]["code"]) == (503, "model_damaged")
+    assert "worker killed by SIGBUS" in ended.err
+    assert ended.code == ExitCode.MODEL
