@@ -16,6 +16,7 @@ import os
 import platform
 import shlex
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -28,8 +29,9 @@ from superfluid.catalog.entries import override
 from superfluid.catalog.workerd import HERE, Place
 from superfluid.installs.store import MANIFEST
 from superfluid.paths import open_private, private_folder, unwritable
+from superfluid_compat.errors import BadConfig
 from superfluid_compat.verdicts import Verdict
-from superfluid_workerd.link.answers import Probe
+from superfluid_workerd.link.answers import Facts, Probe
 
 Say: TypeAlias = Callable[[str], None]
 """Told one line at a time, for a person at a terminal."""
@@ -58,9 +60,13 @@ class Preparations:
     ) -> Probe:
         """What checking the runtime found; a check that found no problem is not done again.
 
-        Raises what `Catalog.check` raises, and `BadConfig` when the cache cannot be written.
+        Raises what `Catalog.check` raises. A home that cannot be written keeps nothing of it.
         """
-        shared = self.shared(row.id)
+        try:
+            shared = self.shared(row.id)
+        except BadConfig:
+            with tempfile.TemporaryDirectory(prefix="superfluid-") as folder:
+                return await catalog.check(row.id, options, Path(folder), place)
         known = private_folder(self._cache / "checked") / _key(row, options, shared, place)
         with contextlib.suppress(OSError, msgspec.DecodeError):
             return msgspec.json.decode(known.read_bytes(), type=Probe)
@@ -71,10 +77,22 @@ class Preparations:
         finally:
             notice.cancel()
         if found.problem is None:
-            try:
-                _write(known, msgspec.json.encode(found))
-            except OSError as error:
-                raise unwritable(known, error) from error
+            _keep(known, found)
+        return found
+
+    async def facts(
+        self, catalog: Catalog, row: Row, model: Path, options: Mapping[str, Any], place: Place
+    ) -> Facts:
+        """What the model's header says, read by the runtime's worker once.
+
+        Raises what `Catalog.facts` raises, and `BadConfig` when the cache cannot be written.
+        """
+        key = _key(row, options, self.shared(row.id), place, model)
+        known = private_folder(self._cache / "facts") / key
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return msgspec.json.decode(known.read_bytes(), type=Facts)
+        found = await catalog.facts(row.id, model, place)
+        _keep(known, found)
         return found
 
     async def ensure(
@@ -118,7 +136,7 @@ class Preparations:
             async with _alone(stamp.parent / f"{row.id}.lock"):
                 if stamp.exists():
                     return
-                facts = await catalog.facts(row.id, model, place)
+                facts = await self.facts(catalog, row, model, options, place)
                 probe = await self.probe(catalog, row, options, place)
                 if probe.problem is not None:
                     raise of_problem(probe).error(row.id)
@@ -133,11 +151,14 @@ def of_problem(probe: Probe) -> Verdict:
     return Verdict(probe.state, probe.rule, str(probe.problem), "", probe.fix)
 
 
-def _write(path: Path, data: bytes) -> None:
+def _keep(path: Path, answer: msgspec.Struct) -> None:
     new = path.with_suffix(f".{os.getpid()}")
-    with open(new, "wb", opener=open_private) as out:
-        out.write(data)
-    new.replace(path)
+    try:
+        with open(new, "wb", opener=open_private) as out:
+            out.write(msgspec.json.encode(answer))
+        new.replace(path)
+    except OSError as error:
+        raise unwritable(path, error) from error
 
 
 @contextlib.asynccontextmanager
