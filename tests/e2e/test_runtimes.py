@@ -540,6 +540,8 @@ def test_a_home_that_cannot_be_written_is_named(engine: Engine, tmp_path: Path) 
     assert "SUPERFLUID_HOME" in ended.err
     assert engine("compat").code == 0
     assert engine("runtime", "versions", "engine").code == 0
+    found = {row["id"]: row["state"] for row in engine.json("runtimes")["runtimes"]}
+    assert (found["fake"], found["engine"]) == ("ready", "not-installed")
 
 
 # An environment of its own

@@ -31,9 +31,9 @@ from superfluid_compat.errors import (
 from superfluid_workerd.link.answers import GGUF, SAFETENSORS, About, AdapterInfo, Format
 
 ANSWERS = {
-    "good": '{"id": "good", "summary": "s", "aliases": ["fine"], '
+    "good": '{"id": "good", "kit": 1, "summary": "s", "aliases": ["fine"], '
     '"formats": [{"name": "gguf", "magic": "47475546"}]}',
-    "folders": '{"id": "folders", "summary": "s", '
+    "folders": '{"id": "folders", "kit": 1, "summary": "s", '
     '"formats": [{"name": "safetensors", "holds": ["config.json", "*.safetensors"]}]}',
     "newer": '{"id": "newer", "summary": "s", "formats": [], "kit": 99}',
     "garbled": '{"id": 7',
@@ -124,7 +124,7 @@ async def test_adapters_are_asked_side_by_side(tmp_path: Path) -> None:
         open(os.path.join({str(tmp_path)!r}, ID + ".asked"), "w").close()
         while sum(n.endswith(".asked") for n in os.listdir({str(tmp_path)!r})) < 3:
             time.sleep(0.01)
-        print('{{"info": {{"id": "x", "summary": "s", "formats": []}}}}')
+        print('{{"info": {{"id": "x", "kit": 1, "summary": "s", "formats": []}}}}')
     """
     rows = await Catalog(workerd(tmp_path, body), [entry(name) for name in "abc"]).rows()
     assert [row.problem for row in rows] == [None] * 3
