@@ -45,6 +45,16 @@ BUILDS: Final[Mapping[str, Build]] = {
         ),
         contract=8,
     ),
+    "b10229": Build(
+        "xllamacpp==2026.8.10229",
+        ("c92801f1e00cbebdd1e9ee9022784627b98219c768e5752e8148607abf0cb0c2",),
+        contract=5,
+    ),
+    "b9713": Build(
+        "xllamacpp==2026.6.9713",
+        ("1ad84b86e101cd8ea43b5996ae32a0e4ce0e2a17179a2e0544b1c53a1cdc8d7b",),
+        contract=4,
+    ),
     "b8672": Build(
         "xllamacpp==2026.4.8672.1",
         ("433cd7455847edc463ed177c64364ac952c5862f8cb5ddfc4da52fda59ada3bd",),

@@ -5,6 +5,7 @@ The file is written by the GGUF specification, version 3; about 60 kB. Equal eve
 
 from __future__ import annotations
 
+import math
 import random
 import struct
 from array import array
@@ -37,8 +38,8 @@ def write_tiny(path: Path) -> Path:
     rng = random.Random(7)  # noqa: S311  # weights of a toy
     for name, shape in shapes:
         head += _text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, len(data))
-        count = shape[0] * (shape[1] if len(shape) > 1 else 1)
-        values = (1.0 if len(shape) == 1 else rng.gauss(0, shape[0] ** -0.5) for _ in range(count))
+        count, spread = math.prod(shape), shape[0] ** -0.5
+        values = (1.0 if len(shape) == 1 else rng.gauss(0, spread) for _ in range(count))
         data += array("f", values).tobytes()
         data += bytes(-len(data) % _ALIGNMENT)
     head += bytes(-len(head) % _ALIGNMENT)

@@ -12,15 +12,20 @@ import pytest
 from support.llama_libraries import BUILD, INSTALLED
 
 HERE = Path(__file__).parent
-PROVEN = ("test_conformance.py", "test_runtime.py", "test_parity.py")
+ALL = [str(HERE / f"test_{name}.py") for name in ("conformance", "runtime", "parity")]
+SOME = [str(HERE / "test_conformance.py"), "-k", "TestRuntime and (plain or window)"]
 
 
 @pytest.mark.model
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("build", ["b11549"])
-def test_the_runtime_is_the_same_on(build: str, default_model: Path) -> None:
+@pytest.mark.parametrize(
+    ("build", "tests"),
+    [("b11549", ALL), ("b10229", SOME), ("b9713", SOME)],
+    ids=lambda it: it if isinstance(it, str) else "",
+)
+def test_the_runtime_is_the_same_on(build: str, tests: list[str], default_model: Path) -> None:
     assert BUILD == INSTALLED
-    words = [sys.executable, "-m", "pytest", "-q", *(str(HERE / name) for name in PROVEN)]
+    words = [sys.executable, "-m", "pytest", "-q", *tests]
     environment = {
         **os.environ,
         "SUPERFLUID_TEST_LLAMA_BUILD": build,

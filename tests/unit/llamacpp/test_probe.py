@@ -21,7 +21,9 @@ from support.llama_standin import build
 SEVEN = contracts()[7]
 
 
-@pytest.mark.parametrize(("name", "contract"), [(INSTALLED, 7), ("b11549", 8)])
+@pytest.mark.parametrize(
+    ("name", "contract"), [(INSTALLED, 7), ("b11549", 8), ("b10229", 5), ("b9713", 4)]
+)
 def test_a_build_of_a_served_contract_is_recognised(name: str, contract: int) -> None:
     found = examine(library(name))
     assert (found.contract, found.reason) == (contract, None)
