@@ -25,14 +25,17 @@ def opened(
     lanes: int = 4,
     threads: int = 2,
     memory_budget: int | None = None,
+    prepare: bool = True,
     **options: Any,
 ) -> Iterator[LoadedModel]:
-    """`model`, loaded; options by their names with underscores. Closed at the end."""
+    """`model`, loaded; options by their names with underscores. Closed at the end. Without
+    `prepare` kernels that are not in `shared` yet are not compiled ahead."""
     adapter = NativeAdapter()
     given = {name.replace("_", "-"): value for name, value in options.items()}
     checked = {one.name: given.pop(one.name, one.default) for one in OPTIONS}
     assert not given
-    adapter.prepare(adapter.facts(model), checked, shared, lambda done, total: None)
+    if prepare:
+        adapter.prepare(adapter.facts(model), checked, shared, lambda done, total: None)
     loaded = adapter.open(
         OpenRequest(
             model=model,

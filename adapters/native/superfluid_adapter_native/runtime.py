@@ -143,8 +143,10 @@ class NativeRuntime(Runtime):
         results = [self._result(feed) for feed in feeds]
         filled = [0] * len(feeds)
         try:
-            for parts in self._passes(feeds):
-                self._run(parts, caches, results, filled, tick)
+            # Weights that are no numbers give logits that are none; that is no news to a log.
+            with np.errstate(all="ignore"):
+                for parts in self._passes(feeds):
+                    self._run(parts, caches, results, filled, tick)
         except BaseException as error:
             for feed, cache in zip(feeds, caches, strict=True):
                 cache.truncate(feed.start)

@@ -105,7 +105,8 @@ class WeightStore:
         finally:
             self._manager.release(name)
         if name.endswith("_norm.weight"):
-            values += np.float32(self._source.norm_shift)
+            with np.errstate(invalid="ignore"):
+                values += np.float32(self._source.norm_shift)
         return values
 
     def optional_vector(self, name: str) -> Vector | None:

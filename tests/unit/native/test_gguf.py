@@ -32,6 +32,7 @@ from support.gguf_writer import (
     write_gguf,
     write_split,
 )
+from support.mutations import mutated
 from support.tiny_models import TinyModel, model_metadata, model_tensors, write_model
 
 ARCHITECTURE = {"general.architecture": "llama"}
@@ -414,31 +415,6 @@ def small() -> bytes:
     spec = TinyModel("llama", layers=1, width=32, heads=2, kv_heads=1, ff=32, types={"*": "Q8_0"})
     keys = {**model_metadata(spec), "some.floats": [0.5, 1.5]}
     return gguf_bytes(keys, model_tensors(spec))
-
-
-def mutated(whole: bytes, rng: random.Random) -> bytes:
-    """One to three of: flipped bits, another byte, a cut, a run removed or doubled, a length or
-    count replaced by an extreme one; mostly within the header."""
-    raw = bytearray(whole)
-    for _ in range(rng.randint(1, 3)):
-        at = rng.randrange(min(len(raw), rng.choice([64, 4096, len(raw)])))
-        match rng.randrange(6):
-            case 0:
-                raw[at] ^= 1 << rng.randrange(8)
-            case 1:
-                raw[at] = rng.choice([0, 1, 127, 128, 255])
-            case 2:
-                del raw[max(at, 1) :]
-            case 3:
-                del raw[at : at + rng.randint(1, 16)]
-            case 4:
-                raw[at:at] = raw[at : at + rng.randint(1, 16)]
-            case _:
-                extreme = rng.choice([0, 1 << 31, 1 << 32, HUGE, (1 << 63) - 1, (1 << 64) - 1])
-                raw[at : at + 8] = struct.pack("<Q", extreme)
-        if not raw:
-            return b""
-    return bytes(raw)
 
 
 def fuzz(folder: Path, count: int, seed: int) -> set[str]:
