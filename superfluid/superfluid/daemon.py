@@ -5,34 +5,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import hashlib
 import shutil
 import signal
 import socket
 from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from superfluid.catalog.catalog import Catalog
 from superfluid.catalog.environment import worker_environment
 from superfluid.catalog.prepared import Preparations, Say
 from superfluid.catalog.standing import Choice, Chooser, Wanted
+from superfluid.catalog.workerd import lent_packages
 from superfluid.config import Sources
-from superfluid.installs.store import Installs
+from superfluid.installs.store import MANIFEST, Installs
 from superfluid.paths import unwritable
-from superfluid.supervisor import name
+from superfluid.supervisor import confine, name
 from superfluid.supervisor.host import Folders, ModelHost, ModelSpec
 from superfluid.supervisor.ledger import Ledger
 from superfluid.supervisor.supervisor import Supervisor
 from superfluid_compat.errors import ExitCode, PortInUse, UsageError
+from superfluid_workerd.link.answers import Rights as Declared
 from superfluid_workerd.link.frames import Class, Load
-from superfluid_workerd.options import Resolved
+from superfluid_workerd.options import Kind, Resolved
+from superfluid_workerd.sandbox.rights import Level, Rights
 
 if TYPE_CHECKING:
     import uvicorn
 
 DRAIN_S: Final = 30.0
 _BACKLOG: Final = 512
+_NUMBERS: Final = ("context", "lanes", "threads", "memory-budget")
 _EXAMPLE: Final = '{"prompt": "The capital of France is", "max_tokens": 16}'
 T = TypeVar("T")
 
@@ -127,7 +132,7 @@ class Choosing:
 
     async def memory(self, choice: Choice) -> dict[str, int]:
         """The memory plan that the load would follow, in bytes by part."""
-        common = {name: _count(self._settings, name) for name in self._settings.common}
+        common = {name: _count(self._settings, name) for name in _NUMBERS}
         id_, place = choice.standing.row.id, choice.standing.place
         return await self._catalog.memory(id_, self._model, choice.values, common, place)
 
@@ -164,8 +169,37 @@ class Choosing:
                 row.id, "serve", "--link", str(link), place=place
             ),
             environment=worker_environment,
+            rights=self._rights(choice),
+            install=_digest(choice),
             origins=origins(settings.common) | origins(named),
         )
+
+    def _rights(self, choice: Choice) -> Rights:
+        """What its worker may do."""
+        settings, row, place = self._settings, choice.standing.row, choice.standing.place
+        level: Level = cast(Level, settings.common["sandbox"].value)
+        named = [option.name for option in row.options if option.kind is Kind.PATH]
+        given = [choice.values.get(name) for name in named]
+        readable = [
+            self._preparations.shared(row.id),
+            *map(Path, lent_packages(row.id).values()),
+            *(Path(str(path)) for path in (place.folder, *given) if path),
+        ]
+        return confine.rights(
+            level,
+            row.info.rights if row.info else Declared(),
+            self._model,
+            readable,
+            memory_budget=_count(settings, "memory-budget"),
+        )
+
+
+def _digest(choice: Choice) -> str:
+    """Of the manifest, which holds those of all files; empty for what ships with its adapter."""
+    install = choice.standing.install
+    if install is None:
+        return ""
+    return hashlib.sha256((install.folder / MANIFEST).read_bytes()).hexdigest()
 
 
 def _count(settings: ServeSettings, option: str) -> int:

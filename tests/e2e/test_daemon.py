@@ -89,7 +89,8 @@ def test_a_grandchild_that_outlived_a_killed_daemon_is_reaped_at_the_next_start(
     tmp_path: Path, home: Path
 ) -> None:
     note = tmp_path / "grandchild"
-    with serving([model(tmp_path, Orders(script=SCRIPT, grandchild=str(note)))], home) as server:
+    fertile = model(tmp_path, Orders(script=SCRIPT, grandchild=str(note)))
+    with serving([fertile, "--sandbox", "none"], home) as server:
         left = workers(server)
         server.stop(signal.SIGKILL)
         until_gone(left)
@@ -208,15 +209,29 @@ def test_what_cannot_be_served_is_one_line_and_its_code(
     assert words in line
 
 
-def test_a_worker_that_dies_is_told_of_and_replaced(tmp_path: Path, home: Path) -> None:
+def test_a_worker_that_dies_is_replaced_and_its_answer_goes_on(tmp_path: Path, home: Path) -> None:
     moment = Moment(act="signal", signal="SIGSEGV", tokens=20, once=str(tmp_path / "once"))
-    with serving([model(tmp_path, Orders(script=SCRIPT, moments=(moment,)))], home) as server:
-        failed = complete(server, tokens=60)
-        assert failed.status_code == 502
+    mortal = model(tmp_path, Orders(script=SCRIPT, moments=(moment,)))
+    with serving([mortal, "--sandbox", "none"], home) as server:
+        whole = complete(server, tokens=60)
+        assert whole.status_code == 200
         (dossier,) = home.rglob("dossiers/*.json")
-        kept = json.loads(dossier.read_text())
-        assert kept["exit"].startswith("killed by SIGSEGV")
+        assert json.loads(dossier.read_text())["exit"].startswith("killed by SIGSEGV")
+        assert complete(server, tokens=60).json()["choices"] == whole.json()["choices"]
+
+
+def test_a_prompt_that_kills_the_engine_is_told_with_its_dossier(
+    tmp_path: Path, home: Path
+) -> None:
+    with serving([model(tmp_path, Orders(script=SCRIPT, poison="!"))], home) as server:
+        assert complete(server).status_code == 200
+        body = {"model": "m", "prompt": "now!", "max_tokens": 5}
+        failed = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        assert failed.status_code == 502
+        newest = max(home.rglob("dossiers/*.json"), key=lambda path: path.stat().st_mtime)
+        kept = json.loads(newest.read_text())
         assert kept["id"] in failed.text
+        assert kept["sandbox"]["level"] == "strict"
         assert complete(server).status_code == 200
         assert len(workers(server)) == 1
 

@@ -353,6 +353,9 @@ COMMON: Final = (
            minimum=0, maximum=1024, unit="threads"),
     Option("memory-budget", Kind.SIZE, "most memory a worker may plan for", "auto",
            minimum=1 << 24, keywords=("auto",), unit="bytes"),
+    Option("sandbox", Kind.CHOICE, "how far a worker is shut in; auto is as far as this machine "
+           "can, any other is refused where it cannot be had", "auto",
+           choices=("auto", "strict", "basic", "none")),
 )  # fmt: skip
 """Options of `serve` that reach every adapter as plain values; an adapter declares only its own."""
 

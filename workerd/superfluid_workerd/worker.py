@@ -73,9 +73,10 @@ def serve(adapter: Adapter, descriptor: int) -> int:
             unreachable = SandboxUnreachable(problem)
             link.send(LoadFailed(error=refusal(unreachable)))
             raise unreachable
-        return _Worker(adapter, link).run(messages)
-    except LinkClosed:  # as when the reader hears it first
-        return ExitCode.OK
+        try:
+            return _Worker(adapter, link).run(messages)
+        except LinkClosed:  # as when the reader hears it first
+            return ExitCode.OK
     except SuperfluidError as error:
         print(f"{error.code}: {error.line()}", file=sys.stderr)
         return error.exit_code

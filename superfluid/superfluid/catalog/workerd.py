@@ -130,9 +130,7 @@ def bridged(interpreter: Path, adapter: str) -> tuple[str, ...]:
     """A worker under another Python, which is lent our packages and the adapter's."""
     points = list(entry_points(group=GROUP, name=adapter))
     owners = {point.dist.name: point.dist for point in points if point.dist is not None}
-    names = {"superfluid_compat", "superfluid_workerd"}
-    names |= {point.module.partition(".")[0] for point in points}
-    packages = dict(_folders(sorted(names)))
+    packages = lent_packages(adapter)
     lent = {
         "packages": packages,
         "distributions": [
@@ -142,6 +140,13 @@ def bridged(interpreter: Path, adapter: str) -> tuple[str, ...]:
     }
     bridge = Path(packages["superfluid_workerd"], "bridge.py")
     return (str(interpreter), "-I", str(bridge), msgspec.json.encode(lent).decode())
+
+
+def lent_packages(adapter: str) -> dict[str, str]:
+    """What a worker imports of ours, and of who made the adapter: folder or file by name."""
+    names = {"superfluid_compat", "superfluid_workerd"}
+    names |= {point.module.partition(".")[0] for point in entry_points(group=GROUP, name=adapter)}
+    return dict(_folders(sorted(names)))
 
 
 def _folders(packages: Sequence[str]) -> Iterator[tuple[str, str]]:

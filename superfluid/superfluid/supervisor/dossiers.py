@@ -20,7 +20,8 @@ class Dossier(msgspec.Struct, frozen=True, kw_only=True):
     """One death. Holds nothing of any prompt or answer.
 
     `time` is UTC; `stage` the last state the worker reached; `then` what was done about it;
-    `code` as `subprocess` counts it.
+    `code` as `subprocess` counts it; `out_of_memory` what counted a kill meanwhile; `install` the
+    digest of what it ran.
     """
 
     id: str
@@ -35,6 +36,9 @@ class Dossier(msgspec.Struct, frozen=True, kw_only=True):
     code: int
     uptime_s: float
     peak_rss_bytes: int
+    out_of_memory: str = ""
+    install: str = ""
+    sandbox: dict[str, Any] = {}
     options: dict[str, Any]
     stderr: list[str]
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import logging
+import os
 import shutil
 import tempfile
 import time
@@ -17,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from superfluid.supervisor import dossiers, life
+from superfluid.supervisor import dossiers, life, memory
 from superfluid.supervisor.dossiers import Dossier, Dossiers
 from superfluid.supervisor.ledger import Ledger
 from superfluid.supervisor.life import Life, Limits
@@ -43,6 +45,7 @@ from superfluid_compat.verdicts import require_number
 from superfluid_workerd.link import frames
 from superfluid_workerd.link.frames import Description, GenerationRequest, Prompt, ToDaemon
 from superfluid_workerd.link.refusals import error_of
+from superfluid_workerd.sandbox.rights import Rights
 
 _LOG = logging.getLogger(__name__)
 MOST_STREAMS: Final = 512
@@ -58,7 +61,9 @@ class ModelSpec:
     """What to serve and with what. `load` gets a scratch folder of its own for each worker.
 
     `command` builds a worker's argv from the link's descriptor, `environment` its environment
-    from the scratch folder. `origins` tells each option's value and where it came from.
+    from the scratch folder. `origins` tells each option's value and where it came from. `rights`
+    is what a worker may do beside using its scratch; without it, whatever this user may.
+    `install` is the digest of the install's manifest.
     """
 
     name: str
@@ -67,6 +72,8 @@ class ModelSpec:
     command: Callable[[int], Sequence[str]]
     environment: Callable[[Path], Mapping[str, str]]
     origins: Mapping[str, Any] = field(default_factory=dict)
+    rights: Rights | None = None
+    install: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +117,10 @@ class ModelHost:
         self._worker: Worker | None = None
         self._scratch: Path | None = None
         self._born = 0.0
+        self._found_bytes = 0
+        self._killed: Mapping[str, int] = {}
+        self.spawned = 0
+        """How many workers there have been."""
         self._exit: Exit | None = None
         self._stage = WorkerState.SPAWNED
         self._refusal: SuperfluidError | None = None
@@ -127,6 +138,13 @@ class ModelHost:
     def pid(self) -> int | None:
         """The worker's process, while there is one."""
         return self._worker.process.pid if self._worker else None
+
+    def sandbox(self) -> dict[str, Any]:
+        """What was asked and what the last worker that loaded reached."""
+        asked = self.spec.rights.level if self.spec.rights else "none"
+        if self.description is None:
+            return {"asked": asked}
+        return {"asked": asked, **self.description.record.got.get("sandbox", {})}
 
     # What the daemon asks.
 
@@ -278,7 +296,13 @@ class ModelHost:
 
     def _elapsed(self) -> None:
         self._timer = None
-        self._dispatch(life.Elapsed())
+        self._dispatch(life.Elapsed(room=self._room()))
+
+    def _room(self) -> bool:
+        """Whether there is as much memory free as the last load found, or as it took."""
+        if self.state is not WorkerState.BACKOFF or self._exit is None:
+            return True
+        return memory.available() >= min(self._found_bytes, self._exit.peak_rss_bytes)
 
     def _perform(self, action: life.Action) -> None:
         match action:
@@ -305,12 +329,16 @@ class ModelHost:
     def _spawn(self) -> None:
         self._born = time.monotonic()
         self._exit = None
+        self._found_bytes = memory.available()
+        self._killed = memory.kills()
+        self.spawned += 1
         try:
             self._folders.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._scratch = Path(tempfile.mkdtemp(dir=self._folders.scratch))
             self._worker = Worker(
                 self.spec.command,
                 environment=self.spec.environment(self._scratch),
+                rights=self._rights(self._scratch),
                 ledger=self._ledger,
                 listener=self,
             )
@@ -319,6 +347,14 @@ class ModelHost:
             self._never_born(RuntimeBroken(f"no worker can be started: {error}"))
         except RuntimeBroken as error:
             self._never_born(error)
+
+    def _rights(self, scratch: Path) -> bytes | None:
+        rights = self.spec.rights
+        if rights is None:
+            return None
+        if rights.user is not None:
+            os.chown(scratch, *rights.user)
+        return dataclasses.replace(rights, write=(str(scratch.resolve()),)).encode()
 
     def _never_born(self, error: SuperfluidError) -> None:
         self._remove_scratch()
@@ -361,6 +397,9 @@ class ModelHost:
             code=self._exit.code,
             uptime_s=round(time.monotonic() - self._born, 3),
             peak_rss_bytes=self._exit.peak_rss_bytes,
+            out_of_memory=memory.evidence(self._killed, memory.kills()),
+            install=self.spec.install,
+            sandbox=self.sandbox(),
             options=dict(self.spec.origins),
             stderr=self._worker.process.tail.lines(),
         )

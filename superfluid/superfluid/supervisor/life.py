@@ -30,6 +30,7 @@ _STILL_S: Final = {
     S.WARMED: 120.0,
     S.SERVING: 60.0,
 }
+_ROOM_POLL_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class Limits:
     """How patient a life is. `still_s`: longest time without progress, by state.
 
     The wait after failure n is `backoff_s` · 2ⁿ⁻¹, at most `backoff_most_s`; `failures` of them
-    without a turn served in between end the life.
+    without a turn served in between end the life. The next load waits at most `room_s` longer for
+    the memory of the last.
     """
 
     still_s: Mapping[WorkerState, float] = field(default_factory=lambda: dict(_STILL_S))
@@ -45,6 +47,7 @@ class Limits:
     backoff_s: float = 0.1
     backoff_most_s: float = 30.0
     failures: int = 5
+    room_s: float = 10.0
     shutdown_s: float = 5.0
 
 
@@ -115,7 +118,9 @@ class Halt:
 
 @dataclass(frozen=True, slots=True)
 class Elapsed:
-    """Time passed."""
+    """Time passed. `room`: memory for another load is free."""
+
+    room: bool = True
 
 
 Event: TypeAlias = (
@@ -178,6 +183,7 @@ class Life:
         self.deadline: float | None = None
         self.failures = 0
         self._proven = False
+        self._room_until = 0.0
         self._clear()
 
     def _clear(self) -> None:
@@ -213,8 +219,8 @@ class Life:
                 return self._shutdown(now) if self.state is S.DRAINING else []
             case Halt():
                 return self._halt()
-            case Elapsed():
-                return self._elapsed(now)
+            case Elapsed(room):
+                return self._elapsed(room, now)
 
     def _to(self, state: WorkerState) -> None:
         self.state = follow(self.state, state)
@@ -335,6 +341,7 @@ class Life:
             return [GiveUp(reason, self._refused)]
         self._to(S.BACKOFF)  # failed → backoff
         self.deadline = now + self._backoff_s()
+        self._room_until = self.deadline + self._limits.room_s
         return []
 
     def _backoff_s(self) -> float:
@@ -367,11 +374,14 @@ class Life:
             self._to(S.GONE)  # backoff → gone, gave-up → gone
         return []
 
-    def _elapsed(self, now: float) -> list[Action]:
+    def _elapsed(self, room: bool, now: float) -> list[Action]:
         if self.deadline is None or now < self.deadline:
             return []
         if self.state is S.BACKOFF:
-            return self._spawn(now)
+            if room or now >= self._room_until:
+                return self._spawn(now)
+            self.deadline = now + _ROOM_POLL_S
+            return []
         if self.state is S.DRAINING:
             return self._end() if self._asked else self._shutdown(now)
         if now >= self._still_until:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Final, Protocol
 
 from superfluid.supervisor.ledger import Ledger
 from superfluid.supervisor.process import Exit, Process
@@ -33,7 +34,8 @@ class Listener(Protocol):
 
 
 class Worker:
-    """A started worker. `command` builds its argv from the link's descriptor."""
+    """A started worker. `command` builds its argv from the link's descriptor; `rights` is handed
+    to it as an open file."""
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class Worker:
         environment: Mapping[str, str],
         ledger: Ledger,
         listener: Listener,
+        rights: bytes | None = None,
     ) -> None:
         """Raises `RuntimeBroken` when the process cannot be started."""
         self._loop = asyncio.get_running_loop()
@@ -51,13 +54,16 @@ class Worker:
         self._stay: asyncio.TimerHandle | None = None
         self._link, theirs = socket.socketpair()
         try:
-            self.process = Process(
-                command(theirs.fileno()),
-                environment=environment,
-                inherit=(theirs.fileno(),),
-                ledger=ledger,
-                on_exit=self._exited,
-            )
+            with _file_of(rights) as file:
+                given = () if file is None else (file.fileno(),)
+                words = [word for each in given for word in ("--rights", str(each))]
+                self.process = Process(
+                    [*command(theirs.fileno()), *words],
+                    environment=environment,
+                    inherit=(theirs.fileno(), *given),
+                    ledger=ledger,
+                    on_exit=self._exited,
+                )
         except BaseException:
             self._link.close()
             raise
@@ -139,3 +145,15 @@ class Worker:
                 self._loop.remove_reader(self._link)
                 self._loop.remove_writer(self._link)
             self._link.close()
+
+
+@contextlib.contextmanager
+def _file_of(data: bytes | None) -> Iterator[IO[bytes] | None]:
+    """An open file without a name that holds `data`, or None."""
+    if data is None:
+        yield None
+        return
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        yield file

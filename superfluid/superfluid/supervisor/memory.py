@@ -1,0 +1,60 @@
+"""What the system says of memory: whether it killed for want of it, and whether enough is free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+_VMSTAT: Final = Path("/proc/vmstat")
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+_OWN: Final = Path("/proc/self/cgroup")
+
+
+def kills() -> dict[str, int]:
+    """How often processes were killed for want of memory, by who counted: this process's cgroup
+    and the kernel, each where it can be read."""
+    places = [(f"cgroup {path.parent}", path) for path in _counters()] + [("kernel", _VMSTAT)]
+    found = {name: _count(path) for name, path in places}
+    return {name: count for name, count in found.items() if count is not None}
+
+
+def _counters() -> list[Path]:
+    try:
+        lines = _OWN.read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            found.append(_CGROUPS / path.lstrip("/") / "memory.events")
+        elif "memory" in controllers.split(","):
+            found.append(_CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control")
+    return found
+
+
+def _count(path: Path) -> int | None:
+    try:
+        text = path.read_text()
+    except OSError:
+        return None
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill":
+            return int(value)
+    return None
+
+
+def evidence(before: Mapping[str, int], after: Mapping[str, int]) -> str:
+    """Which counters grew, in words; empty when none did."""
+    grown = {name: count - before.get(name, count) for name, count in after.items()}
+    told = [f"{name} counted {more} killed for memory" for name, more in grown.items() if more > 0]
+    return "; ".join(told)
+
+
+def available() -> int:
+    """Bytes that a new process could have."""
+    return int(psutil.virtual_memory().available)
