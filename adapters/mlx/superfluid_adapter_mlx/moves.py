@@ -56,8 +56,11 @@ def imported(
         )
     for part, wanted in zip(header.parts, template, strict=True):
         _check(part, wanted, header.tokens)
-    arrays = iter([_array(each, block) for each, block in zip(_all(header), blocks, strict=True)])
-    caches = [build(_part(part, arrays)) for part in header.parts]
+    arrays = [_array(each, block) for each, block in zip(_all(header), blocks, strict=True)]
+    # Nothing lazy may reach another thread.
+    mx.eval(arrays)
+    rest = iter(arrays)
+    caches = [build(_part(part, rest)) for part in header.parts]
     return header.tokens, caches
 
 

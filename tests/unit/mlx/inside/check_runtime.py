@@ -1,0 +1,288 @@
+"""The runtime past the kit's suite: faults, threads, memory, sequences between steps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from superfluid_adapter_mlx import adapter
+from superfluid_adapter_mlx.engine import mx
+from superfluid_adapter_mlx.model import Model
+from superfluid_compat.errors import Capacity, Fault, OutOfBoundary, Unsupported
+from superfluid_workerd.adapter import Feed, LoadedModel, OpenRequest, Runtime
+from superfluid_workerd.registry import checked_options
+from support.mlx_models import write_folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    root = tmp_path_factory.mktemp("models")
+    return lambda name: root / name if (root / name).exists() else write_folder(root / name, name)
+
+
+def load(folder: Path, context: int = 64, lanes: int = 4, **options: Any) -> LoadedModel:
+    return adapter().open(
+        OpenRequest(
+            model=folder,
+            scratch=folder,
+            shared=folder,
+            context=context,
+            lanes=lanes,
+            options=checked_options(adapter(), {"compile": False, **options}),
+        )
+    )
+
+
+@pytest.fixture
+def runtime(folders: Callable[[str], Path]) -> Iterator[Runtime]:
+    made = load(folders("llama")).runtime
+    yield made
+    made.close()
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    return [int(each) for each in np.random.default_rng(seed).integers(0, 400, count)]
+
+
+def step(runtime: Runtime, *fed: tuple[int, Sequence[int]]) -> Sequence[Any]:
+    feeds = [Feed(sequence, ids, runtime.seq_length(sequence)) for sequence, ids in fed]
+    return runtime.step(feeds, lambda: None)
+
+
+def begun(runtime: Runtime, *counts: int) -> list[int]:
+    made = [runtime.seq_create() for _ in counts]
+    for sequence, count in zip(made, counts, strict=True):
+        step(runtime, (sequence, tokens(count, seed=count)))
+    return made
+
+
+def alone(runtime: Runtime, ids: Sequence[int]) -> Any:
+    sequence = runtime.seq_create()
+    (row,) = step(runtime, (sequence, ids))
+    runtime.seq_free(sequence)
+    return row
+
+
+# What would kill the process
+
+
+@pytest.mark.parametrize("token", [-1, 400, 512, 2**31 - 1, 99999, -99999])
+def test_an_id_outside_the_vocabulary_is_refused(runtime: Runtime, token: int) -> None:
+    (sequence,) = begun(runtime, 3)
+    with pytest.raises(OutOfBoundary, match="the model has 0 to 399"):
+        step(runtime, (sequence, [1, token]))
+    assert runtime.seq_length(sequence) == 3
+    step(runtime, (sequence, [399]))
+
+
+def test_nothing_to_feed_is_refused(runtime: Runtime) -> None:
+    with pytest.raises(OutOfBoundary, match="no tokens"):
+        step(runtime, (runtime.seq_create(), []))
+
+
+def test_the_context_is_kept_whatever_the_model_would_take(runtime: Runtime) -> None:
+    (sequence,) = begun(runtime, 63)
+    step(runtime, (sequence, [1]))
+    with pytest.raises(OutOfBoundary, match="0 more fit"):
+        step(runtime, (sequence, [1]))
+
+
+# Decoding together
+
+
+def test_streams_that_join_leave_and_sit_out_decode_as_alone(runtime: Runtime) -> None:
+    made = begun(runtime, 5, 9, 17, 2)
+    fed = {it: tokens(count, count) for it, count in zip(made, (5, 9, 17, 2), strict=True)}
+    rounds = [made[:2], made[:2], made[:3], made, made[1:], made[3:], made[:1] + made[2:], made]
+    for turn, seated in enumerate(rounds):
+        rows = step(runtime, *((sequence, [turn]) for sequence in seated))
+        for row, sequence in zip(rows, seated, strict=True):
+            fed[sequence].append(turn)
+            np.testing.assert_allclose(row, alone(runtime, fed[sequence]), atol=2e-5)
+    runtime.seq_free(made[1])
+    (row,) = step(runtime, (made[0], [7]))
+    np.testing.assert_allclose(row, alone(runtime, [*fed[made[0]], 7]), atol=2e-5)
+    for sequence in (made[0], made[2], made[3]):
+        runtime.seq_free(sequence)
+    assert runtime.memory().sequences == 0
+
+
+def test_a_batchs_rows_can_be_cut_copied_and_moved(runtime: Runtime) -> None:
+    one, two, three = begun(runtime, 5, 9, 17)
+    step(runtime, (one, [1]), (two, [1]), (three, [1]))
+    copy = runtime.seq_copy(two, 4)
+    there = runtime.seq_import(runtime.seq_export(three))
+    runtime.seq_truncate(one, 2)
+    rows = step(runtime, (one, [3]), (copy, [3]), (there, [3]), (two, [3]))
+    wanted = [tokens(5, 5)[:2], tokens(9, 9)[:4], [*tokens(17, 17), 1], [*tokens(9, 9), 1]]
+    for row, before in zip(rows, wanted, strict=True):
+        np.testing.assert_allclose(row, alone(runtime, [*before, 3]), atol=2e-5)
+
+
+def test_all_sequences_together_hold_what_the_plan_says(runtime: Runtime) -> None:
+    assert runtime.describe().tokens == 256
+    made = begun(runtime, 64, 64, 64, 64)
+    with pytest.raises(Capacity, match="256 fit"):
+        runtime.seq_copy(made[0], 1)
+    with pytest.raises(Capacity):
+        step(runtime, (runtime.seq_create(), [1]))
+    runtime.seq_truncate(made[0], 10)
+    assert runtime.seq_length(runtime.seq_copy(made[0], 10)) == 10
+
+
+# Faults
+
+
+class _Breaks:
+    """A model that raises in its first passes."""
+
+    def __init__(self, inner: Any, times: int, error: Exception) -> None:
+        self._inner, self._times, self._error = inner, times, error
+
+    def __call__(self, ids: Any, cache: Any) -> Any:
+        if self._times > 0:
+            self._times -= 1
+            self._inner(ids, cache=cache)
+            raise self._error
+        return self._inner(ids, cache=cache)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def test_a_pass_that_fails_costs_its_lanes_and_nobody_else(
+    runtime: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, other = begun(runtime, 5, 9, 7)
+    model = runtime._model
+    broken = Model(_Breaks(model.module, 1, RuntimeError("[eval] out of it")), 400, 400)
+    monkeypatch.setattr(runtime, "_model", broken)
+    with pytest.raises(Fault, match=r"RuntimeError: \[eval\] out of it"):
+        step(runtime, (one, [1]), (two, [1]))
+    for sequence, held in ((one, 5), (two, 9)):
+        assert runtime.seq_length(sequence) > held
+        with pytest.raises(Unsupported, match="lost its state"):
+            runtime.seq_truncate(sequence, held)
+        runtime.seq_truncate(sequence, 0)
+        (row,) = step(runtime, (sequence, tokens(4)))
+        np.testing.assert_allclose(row, alone(runtime, tokens(4)), atol=2e-5)
+    (row,) = step(runtime, (other, [1]))
+    np.testing.assert_allclose(row, alone(runtime, [*tokens(7, 7), 1]), atol=2e-5)
+
+
+def test_a_prompt_that_fails_between_chunks_costs_itself(
+    folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime: Any = load(folders("llama"), **{"prefill-chunk": 4}).runtime
+    (other,) = begun(runtime, 3)
+    sequence = runtime.seq_create()
+    ticks = iter([None, None])
+
+    def abandon() -> None:
+        if next(ticks, "over") == "over":
+            raise KeyError("over")
+
+    with pytest.raises(KeyError):
+        runtime.step([Feed(sequence, tokens(30), 0)], abandon)
+    assert runtime.seq_length(sequence) == 8
+    runtime.seq_truncate(sequence, 6)
+    (row,) = step(runtime, (sequence, [5]))
+    np.testing.assert_allclose(row, alone(runtime, [*tokens(30)[:6], 5]), atol=2e-5)
+    assert runtime.seq_length(other) == 3
+
+
+# Threads and memory
+
+
+def test_what_one_thread_computed_another_may_go_on_with(runtime: Runtime) -> None:
+    made: list[int] = []
+    first = threading.Thread(target=lambda: made.extend(begun(runtime, 5, 9)))
+    first.start()
+    first.join()
+    rows = step(runtime, (made[0], [1]), (made[1], [1]))
+    np.testing.assert_allclose(rows[1], alone(runtime, [*tokens(9, 9), 1]), atol=2e-5)
+    moved: list[int] = []
+    second = threading.Thread(
+        target=lambda: moved.append(runtime.seq_import(runtime.seq_export(made[0])))
+    )
+    second.start()
+    second.join()
+    (row,) = step(runtime, (moved[0], [2]))
+    np.testing.assert_allclose(row, alone(runtime, [*tokens(5, 5), 1, 2]), atol=2e-5)
+
+
+def test_freed_sequences_and_released_caches_give_memory_back(
+    folders: Callable[[str], Path],
+) -> None:
+    runtime = load(folders("16-byte"), context=16384, lanes=2).runtime
+    runtime.release()
+    before, sequence = mx.get_active_memory(), runtime.seq_create()
+    for start in range(0, 16384, 2048):
+        runtime.step([Feed(sequence, [1] * 2048, start, "none")], lambda: None)
+    assert runtime.memory().sequences >= 16384 * 16
+    runtime.seq_free(sequence)
+    assert runtime.memory().sequences == 0
+    assert runtime.memory().releasable > 0
+    runtime.release()
+    assert runtime.memory().releasable == 0
+    assert mx.get_active_memory() <= before + 65536
+
+
+def test_a_sequence_cut_to_nothing_starts_as_a_new_one(runtime: Runtime) -> None:
+    (sequence,) = begun(runtime, 40)
+    runtime.seq_truncate(sequence, 0)
+    assert runtime.memory().sequences == 0
+    (row,) = step(runtime, (sequence, tokens(6)))
+    np.testing.assert_array_equal(row, alone(runtime, tokens(6)))
+
+
+def test_models_that_do_not_go_back_say_so_and_are_unharmed(
+    folders: Callable[[str], Path],
+) -> None:
+    for name in ("mamba2", "falcon_h1"):
+        runtime = load(folders(name)).runtime
+        assert runtime.describe().truncate == "zero"
+        (sequence,) = begun(runtime, 8)
+        with pytest.raises(Unsupported):
+            runtime.seq_truncate(sequence, 5)
+        copy = runtime.seq_copy(sequence, 8)
+        (row,), (same,) = step(runtime, (sequence, [1])), step(runtime, (copy, [1]))
+        np.testing.assert_array_equal(row, same)
+        with pytest.raises(Unsupported):
+            runtime.seq_copy(sequence, 5)
+
+
+def test_half_precision_weights_are_served_in_half_precision(tmp_path: Path) -> None:
+    for kind in ("float16", "bfloat16"):
+        runtime = load(write_folder(tmp_path / kind, "llama", kind)).runtime
+        one, two = begun(runtime, 5, 9)
+        rows = step(runtime, (one, [1]), (two, [1]))
+        assert all(row.dtype == np.float32 for row in rows)
+        assert np.abs(rows[1] - alone(runtime, [*tokens(9, 9), 1])).max() < 0.05
+        there = runtime.seq_import(runtime.seq_export(one))
+        np.testing.assert_array_equal(*[step(runtime, (it, [2]))[0] for it in (one, there)])
+
+
+def test_a_quantized_folder_is_served(tmp_path: Path) -> None:
+    loaded = load(write_folder(tmp_path / "q4", "wide", bits=4))
+    assert loaded.facts.types["U32"] > 0
+    assert loaded.record.got["decoding"] == "together"
+    one, two = begun(loaded.runtime, 5, 9)
+    rows = step(loaded.runtime, (one, [1]), (two, [1]))
+    np.testing.assert_allclose(rows[0], alone(loaded.runtime, [*tokens(5, 5), 1]), atol=1e-4)
+
+
+def test_a_model_that_batches_wrongly_is_served_one_sequence_per_call(
+    folders: Callable[[str], Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    loaded = load(folders("afm7"), context=48)
+    assert loaded.record.got["decoding"].startswith("one sequence per call: a batch")
+    assert "mlx decodes one sequence per call" in capfd.readouterr().err
+    one, two = begun(loaded.runtime, 5, 9)
+    rows = step(loaded.runtime, (one, [1]), (two, [1]))
+    np.testing.assert_allclose(rows[1], alone(loaded.runtime, [*tokens(9, 9), 1]), atol=2e-5)
