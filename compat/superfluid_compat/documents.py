@@ -17,14 +17,19 @@ from superfluid_compat import numbers
 from superfluid_compat.verdicts import Requirement, State
 
 
-class VersionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A version that the adapter installs on its own. `reason` says why it does not here."""
+class Build(msgspec.Struct, frozen=True, kw_only=True):
+    """A version that the adapter installs on its own, and the contract number it has."""
 
     version: str
     backend: str
+    contract: int | None = None
+
+
+class VersionRow(Build, frozen=True, kw_only=True):
+    """The same on this machine; `reason` says why it does not install here."""
+
     installs_here: bool
     reason: str | None = None
-    contract: int | None = None
     installed: bool = False
 
 
@@ -113,7 +118,7 @@ class RuntimeCompat(msgspec.Struct, frozen=True, kw_only=True):
     kit: int | None = None
     requires: Requirement | None = None
     formats: list[str] = []
-    installs: list[VersionRow] = []
+    installs: list[Build] = []
     contract: dict[str, Any] = {}
     problem: str | None = None
 

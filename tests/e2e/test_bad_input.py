@@ -287,7 +287,7 @@ def test_a_model_that_does_not_fit(
         (["--port", "65536"], ["port", "65536", "from 0 to 65535"]),
         (["--log-level", "loud"], ["log-level", "'loud'", "debug, info, warning, error"]),
         (["--name", "../x"], ["name", "'../x'", "letters, digits"]),
-        (["--runtime", "natve"], ["natve", "fake, native", "did you mean native?"]),
+        (["--runtime", "natve"], ["natve", "fake, llamacpp, mlx, native", "did you mean native?"]),
         (["--host", "192.0.2.1"], ["cannot listen at 192.0.2.1", "--host"]),
         (["--fake-mode", "loud"], ["fake-mode", "'loud'", "give --fake-mode one of plain, odd"]),
         (["--fake-cache-bytes", "-1"], ["fake-cache-bytes", "'-1'", "give --fake-cache-bytes"]),

@@ -12,6 +12,7 @@ from superfluid.catalog.catalog import Catalog, Row
 from superfluid.catalog.standing import SANDBOX, Chooser, Standing, Wanted
 from superfluid.installs.store import Installs, install_name
 from superfluid_compat.documents import (
+    Build,
     Candidate,
     Compat,
     OptionRow,
@@ -92,10 +93,10 @@ def options_document(row: Row) -> Options:
     return Options(runtime=row.id, options=[_option_row(row.id, each) for each in row.options])
 
 
-def version_rows(row: Row, installs: Installs | None = None) -> list[VersionRow]:
-    """What the adapter installs on its own, newest first; `installs` says which are here."""
-    here = {each.name for each in installs.all(row.id)} if installs else set()
-    return [
+def versions_document(row: Row, installs: Installs) -> Versions:
+    """What the adapter installs on its own, newest first, and which of it is here."""
+    here = {each.name for each in installs.all(row.id)}
+    known = [
         VersionRow(
             version=each.version,
             backend=each.backend,
@@ -106,10 +107,7 @@ def version_rows(row: Row, installs: Installs | None = None) -> list[VersionRow]
         )
         for each in (row.about.versions if row.about else ())
     ]
-
-
-def versions_document(row: Row, installs: Installs) -> Versions:
-    return Versions(runtime=row.id, versions=version_rows(row, installs))
+    return Versions(runtime=row.id, versions=known)
 
 
 async def compat_document(catalog: Catalog) -> Compat:
@@ -133,7 +131,10 @@ def _compat(row: Row) -> RuntimeCompat:
         kit=about.info.kit,
         requires=about.info.requires,
         formats=[each.name for each in about.info.formats],
-        installs=version_rows(row),
+        installs=[
+            Build(version=each.version, backend=each.backend, contract=each.contract)
+            for each in about.versions
+        ],
         contract=about.compat,
     )
 
