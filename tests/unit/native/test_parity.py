@@ -13,6 +13,7 @@ from tokenizers.models import WordLevel
 from superfluid_adapter_native import loading
 from superfluid_adapter_native.config import ModelConfig, configure
 from superfluid_adapter_native.formats.source import ModelSource
+from superfluid_adapter_native.quants.types import BY_NAME
 from superfluid_workerd.adapter import Feed
 from support.llamacpp import LlamaCpp
 from support.native_models import ignore, one_by_one, opened, whole
@@ -140,7 +141,7 @@ def test_smaller_kv_types_stay_close(
         assert off(whole(loaded.runtime, tokens()), plain_logits(spec, tokens())) < limit
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "Q6_K", "Q5_0", "F16", "BF16"])
+@pytest.mark.parametrize("kind", sorted(BY_NAME.keys() - {"F32"}))
 def test_quantised_weights_match_numpy_over_their_decoded_values(
     kind: str, tmp_path: Path, kernels: Path
 ) -> None:
@@ -179,7 +180,9 @@ def test_longrope_takes_the_factors_of_the_context_served(
         assert off(whole(loaded.runtime, tokens()), wanted) < LLAMACPP
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen3moe"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3"]
+)
 def test_a_folder_gives_what_its_gguf_gives(
     architecture: str, tmp_path: Path, kernels: Path
 ) -> None:
@@ -192,6 +195,8 @@ def test_a_folder_gives_what_its_gguf_gives(
         assert np.array_equal(one_by_one(loaded.runtime, seq, tokens()), found)
     with opened(folder, kernels, exact=True, cache_bytes=0) as loaded:
         assert np.array_equal(whole(loaded.runtime, tokens()), found)
+    with opened(write_model(tmp_path / "m.gguf", spec), kernels, exact=True) as loaded:
+        assert off(found, whole(loaded.runtime, tokens())) < 1e-6
     assert off(found, plain_logits(spec, tokens())) < EXACT
 
 
