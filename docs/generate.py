@@ -88,8 +88,8 @@ def exit_codes_page() -> str:
     return _page(
         "Exit codes and errors",
         "Every refusal and failure is one line on standard error, `superfluid: ` and then what "
-        "was found, what was wanted and what to do. A command stopped by Ctrl-C while it fetches "
-        "ends with 130.",
+        "was found, what was wanted and what to do. A command stopped by Ctrl-C ends "
+        "with 130, `serve` with 0 at every stage.",
         _table(("exit code", "meaning"), codes),
         "## Errors",
         "The code stands in HTTP error bodies and dossiers. `what to do` is what the error says "

@@ -76,7 +76,7 @@ class Intake:
 
     def detokenized(self, ask: Detokenize) -> Detokenized:
         """The answer to `ask`."""
-        self._check_ids(ask.tokens)
+        self._check_ids(ask.tokens, "tokens")
         text = self.tokenizer.decode(ask.tokens, special=True).decode(errors="replace")
         return Detokenized(request=ask.request, text=text)
 
@@ -98,13 +98,13 @@ class Intake:
                 param="prompt",
             )
 
-    def _check_ids(self, tokens: Sequence[int]) -> None:
+    def _check_ids(self, tokens: Sequence[int], param: str = "prompt") -> None:
         known = min(self.vocabulary, self.tokenizer.size)
         for token in tokens:
             if not 0 <= token < known:
                 raise InvalidField(
                     f"token {token} is none of the model's, which are 0 to {known - 1}",
-                    param="prompt",
+                    param=param,
                 )
 
     def _limit(self, request: GenerationRequest, prompt_tokens: int) -> int:

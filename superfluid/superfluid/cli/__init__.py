@@ -30,7 +30,9 @@ def run(arguments: Sequence[str]) -> int:
     except SuperfluidError as error:
         return _fail(error.line(), error.exit_code)
     except TyperException as error:
-        return _fail(error.format_message(), ExitCode.USAGE)
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "superfluid"
+        return _fail(f"{error.format_message().rstrip('.')}; see {path} --help", ExitCode.USAGE)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}", ExitCode.FAILURE)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from superfluid_compat.errors import UsageError
 
 if TYPE_CHECKING:
     from superfluid.models.shelf import ShelfModel
@@ -47,6 +50,11 @@ def pull_model(model: Model) -> None:
     from superfluid.models.pull import pull
     from superfluid.models.resolve import source_of
 
+    if os.path.lexists(model):
+        raise UsageError(
+            f"{model} is on this machine already, pull fetches what is not",
+            fix=f"serve it as it is: superfluid serve {model}",
+        )
     with pull_reports(model) as reports:
         stored = pull(_store(), source_of(model), reports)
     print(stored.path)

@@ -13,6 +13,7 @@ from typer import core
 from superfluid.cli.completion import option_flags, runtime_choices
 from superfluid.cli.settled import Settled, settled
 from superfluid.config import SERVE, server_name
+from superfluid_compat.errors import ExitCode
 from superfluid_workerd.options import COMMON, Kind, Option, Resolved
 
 if TYPE_CHECKING:
@@ -94,15 +95,20 @@ def serve(
     told = settled(model, flags, invocation.meta[_EXTRA])
     server_name(_text(told.values["name"]))
     _set_up_logs(told.values)
-    located = _locate(told.argument, offline=bool(told.values["offline"].value))
-    if plan:
-        from superfluid.cli.plan import show_plan
+    try:
+        located = _locate(told.argument, offline=bool(told.values["offline"].value))
+        if plan:
+            from superfluid.cli.plan import show_plan
 
-        show_plan(settings(located, told))
-    else:
+            show_plan(settings(located, told))
+            return
         from superfluid.daemon import run
 
-        raise typer.Exit(run(settings(located, told)))
+        code = run(settings(located, told))
+    except KeyboardInterrupt:
+        # Before the daemon hears signals itself; being stopped as asked is a clean end.
+        code = ExitCode.OK
+    raise typer.Exit(code)
 
 
 def _set_up_logs(values: Mapping[str, Resolved]) -> None:

@@ -138,4 +138,4 @@ class _Tenths:
         tenth = done * 10 // total if total else 0
         if tenth > self._said:
             self._said = tenth
-            say(f"{tenth * 10}% of {size_text(total)}")
+            say(f"{tenth * 10}% is here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -33,6 +34,7 @@ class Body(BaseModel):
         return sorted(set(self.model_extra or {}) - self.harmless)
 
 
+_HEADER_CHARACTERS = 1024
 B = TypeVar("B", bound=Body)
 
 
@@ -50,8 +52,8 @@ async def read(request: Request, kind: type[B]) -> B:
 
 def headers(body: Body) -> dict[str, str]:
     """Says which fields had no effect, so that a misspelt one is seen."""
-    fields = [name for name in body.unused if name.isascii() and name.isprintable()]
-    return {"x-superfluid-unused": ", ".join(fields)} if fields else {}
+    fields = [json.dumps(name)[1:-1] for name in body.unused]
+    return {"x-superfluid-unused": ", ".join(fields)[:_HEADER_CHARACTERS]} if fields else {}
 
 
 def present(**fields: Any) -> dict[str, Any]:

@@ -181,6 +181,29 @@ async def test_malformed_bodies(raw: bytes, code: str) -> None:
     assert response.json()["error"]["code"] == code
 
 
+async def test_offsets_of_a_stream_are_those_of_the_whole() -> None:
+    texts = ("ab", "c", "def")
+    deltas = [
+        Delta(
+            stream=0,
+            tokens=[i],
+            text=text,
+            finish="stop" if i == 2 else None,
+            logprobs=[
+                TokenLogprob(chosen=Logprob(token=i, text=text.encode(), logprob=-1.0), top=[])
+            ],
+        )
+        for i, text in enumerate(texts)
+    ]
+    body = {"prompt": "x", "logprobs": 1}
+    async with client(ScriptedService(deltas)) as http:
+        whole = (await http.post("/v1/completions", json=body)).json()
+        streamed = await http.post("/v1/completions", json={**body, "stream": True})
+    pieces = [e["choices"][0]["logprobs"]["text_offset"] for e in events(streamed.text)]
+    assert whole["choices"][0]["logprobs"]["text_offset"] == [0, 2, 3]
+    assert [offset for piece in pieces for offset in piece] == [0, 2, 3]
+
+
 async def test_an_unknown_model_lists_the_known_ones() -> None:
     async with client(ScriptedService(says("a"), names=("one", "org/two"))) as http:
         response = await http.post("/v1/completions", json={"prompt": "x", "model": "three"})
@@ -268,6 +291,12 @@ async def test_fields_without_effect_are_named() -> None:
         body = {"prompt": "x", "temprature": 0, "user": "me"}
         response = await http.post("/v1/completions", json=body)
     assert response.headers["x-superfluid-unused"] == "temprature"
+
+
+async def test_odd_names_without_effect_are_named_too() -> None:
+    async with client(ScriptedService(says("a"))) as http:
+        response = await http.post("/v1/completions", json={"prompt": "x", "é": 1, "a\nb": 2})
+    assert response.headers["x-superfluid-unused"] == "a\\nb, \\u00e9"
 
 
 async def test_tokens_there_and_back() -> None:

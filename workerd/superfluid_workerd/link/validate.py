@@ -49,10 +49,10 @@ def check(sampling: Sampling) -> None:
     """Raises `InvalidField`, its `param` the setting, for a value outside what it takes."""
     for name, (least, most) in _RANGES.items():
         value = getattr(sampling, name)
+        if name in _POSITIVE and not 0 < value <= most:
+            raise InvalidField(f"{name} is {value}, wanted more than 0 and at most 1", param=name)
         if value is not None:
             _within(name, value, least, most)
-        if name in _POSITIVE and value == 0:
-            raise InvalidField(f"{name} is 0, wanted more than 0 and at most 1", param=name)
     if len(sampling.logit_bias) > MOST_BIASED:
         raise InvalidField(
             f"logit_bias has {len(sampling.logit_bias)} entries, at most {MOST_BIASED} are taken",

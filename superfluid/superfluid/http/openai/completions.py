@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 from superfluid.http.bodies import Many
@@ -60,7 +61,7 @@ class CompletionBody(GenerationBody):
 
 
 class CompletionShape:
-    """OpenAI's `text_completion`."""
+    """OpenAI's `text_completion`. One for each answer: it counts the characters of its choices."""
 
     prefix = "cmpl"
     whole = "text_completion"
@@ -68,6 +69,7 @@ class CompletionShape:
 
     def __init__(self, *, logprobs: bool) -> None:
         self._logprobs = logprobs
+        self._offsets: dict[int, int] = {}
 
     def choice(self, index: int, choice: Choice, stream: Stream) -> dict[str, Any]:
         return self._choice(index, choice.text, choice.finish, choice.logprobs)
@@ -85,20 +87,20 @@ class CompletionShape:
             "index": index,
             "text": text,
             "finish_reason": finish,
-            "logprobs": _logprobs(logprobs) if self._logprobs else None,
+            "logprobs": self._written(index, logprobs) if self._logprobs else None,
         }
 
-
-def _logprobs(entries: list[TokenLogprob]) -> dict[str, Any]:
-    """OpenAI's legacy shape. Offsets count the characters of the tokens before."""
-    texts = [entry.chosen.text.decode(errors="replace") for entry in entries]
-    offsets = [sum(map(len, texts[:i])) for i in range(len(texts))]
-    return {
-        "tokens": texts,
-        "token_logprobs": [entry.chosen.logprob for entry in entries],
-        "top_logprobs": [
-            {one.text.decode(errors="replace"): one.logprob for one in entry.top}
-            for entry in entries
-        ],
-        "text_offset": offsets,
-    }
+    def _written(self, index: int, entries: list[TokenLogprob]) -> dict[str, Any]:
+        """OpenAI's legacy shape. Offsets count the characters of all tokens before."""
+        texts = [entry.chosen.text.decode(errors="replace") for entry in entries]
+        offsets = list(accumulate(map(len, texts), initial=self._offsets.get(index, 0)))
+        self._offsets[index] = offsets.pop()
+        return {
+            "tokens": texts,
+            "token_logprobs": [entry.chosen.logprob for entry in entries],
+            "top_logprobs": [
+                {one.text.decode(errors="replace"): one.logprob for one in entry.top}
+                for entry in entries
+            ],
+            "text_offset": offsets,
+        }
