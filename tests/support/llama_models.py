@@ -86,32 +86,35 @@ def write_hybrid(path: Path) -> Path:
     return _write(path, "lfm2", keys, shapes, tiny_vocabularies.spm())
 
 
-def write_encoder(path: Path) -> Path:
-    """A BERT of two layers that pools by the mean."""
+def write_encoder(path: Path, *, width: int = WIDTH, layers: int = LAYERS) -> Path:
+    """A BERT that pools by the mean."""
+    hidden = 2 * width
     vocabulary = _word_pieces()
     block: Shapes = {
-        **{f"attn_{part}.{kind}": (WIDTH, WIDTH) if kind == "weight" else (WIDTH,)
+        **{f"attn_{part}.{kind}": (width, width) if kind == "weight" else (width,)
            for part in ("q", "k", "v", "output") for kind in ("weight", "bias")},
-        **{f"{name}.{kind}": (WIDTH,) for name in ("attn_output_norm", "layer_output_norm")
+        **{f"{name}.{kind}": (width,) for name in ("attn_output_norm", "layer_output_norm")
            for kind in ("weight", "bias")},
-        "ffn_up.weight": (HIDDEN, WIDTH),
-        "ffn_up.bias": (HIDDEN,),
-        "ffn_down.weight": (WIDTH, HIDDEN),
-        "ffn_down.bias": (WIDTH,),
+        "ffn_up.weight": (hidden, width),
+        "ffn_up.bias": (hidden,),
+        "ffn_down.weight": (width, hidden),
+        "ffn_down.bias": (width,),
     }  # fmt: skip
     keys = {
-        "feed_forward_length": HIDDEN,
-        "attention.head_count": 4,
+        "embedding_length": width,
+        "block_count": layers,
+        "feed_forward_length": hidden,
+        "attention.head_count": width // 16,
         "attention.layer_norm_epsilon": 1e-12,
         "attention.causal": False,
         "pooling_type": 1,
     }
     shapes = {
-        "token_types.weight": (2, WIDTH),
-        "position_embd.weight": (CONTEXT, WIDTH),
-        "token_embd_norm.weight": (WIDTH,),
-        "token_embd_norm.bias": (WIDTH,),
-        **_layered([block] * LAYERS),
+        "token_types.weight": (2, width),
+        "position_embd.weight": (CONTEXT, width),
+        "token_embd_norm.weight": (width,),
+        "token_embd_norm.bias": (width,),
+        **_layered([block] * layers),
     }
     return _write(path, "bert", keys, shapes, vocabulary)
 
@@ -163,7 +166,8 @@ def _write(
         **vocabulary,
     }
     rng = np.random.default_rng(11)
-    sizes = {"token_embd.weight": (tiny_vocabularies.size_of(vocabulary), WIDTH), **shapes}
+    width = keys.get("embedding_length", WIDTH)
+    sizes = {"token_embd.weight": (tiny_vocabularies.size_of(vocabulary), width), **shapes}
     return write_gguf(path, metadata, [_random(one, shape, rng) for one, shape in sizes.items()])
 
 
