@@ -42,6 +42,7 @@ from superfluid_workerd.link.frames import (
 from superfluid_workerd.link.refusals import in_words, refusal
 from superfluid_workerd.options import SERVICE_CLASSES
 from superfluid_workerd.pace import Pace
+from superfluid_workerd.rows import checked
 from superfluid_workerd.sequences import Sequences
 from superfluid_workerd.stream import Stream
 from superfluid_workerd.turns import Policy, Ready, linger_s, plan
@@ -90,6 +91,7 @@ class Executor:
         self._send = send
         described = runtime.describe()
         self._step_tokens: Final = described.step_tokens
+        self._vocabulary: Final = described.vocabulary
         self._retries: Final = 1 if described.retry else 0
         self._lanes = LaneTable(lanes)
         self.sequences = Sequences(
@@ -346,7 +348,7 @@ class Executor:
         ready = len(self._running)
         self._abandoned = False
         try:
-            rows = self._pass(seated)
+            seated, rows = self._pass(seated)
         except Fatal:
             raise
         except Exception as error:  # noqa: BLE001  # recorded; costs the seats an error each
@@ -360,19 +362,21 @@ class Executor:
         self._receive()
         return self._commit(seated, rows)
 
-    def _pass(self, seated: _Seated) -> Sequence[Logits | None]:
-        """Step `seated`. While there is no room for all, the cache goes, then the last seats,
-        then the lane of another stream."""
+    def _pass(self, seated: _Seated) -> tuple[_Seated, list[Logits | None]]:
+        """Step `seated`; those that were, and their rows. While there is no room for all, the
+        cache goes, then the last seats, then the lane of another stream."""
         while True:
             self._seated = [stream for stream, _ in seated]
             self._lanes.seat([it.lane for it in self._seated if it.lane is not None])
+            feeds = [feed for _, feed in seated]
             try:
-                return self._runtime.step([feed for _, feed in seated], self._tick)
+                answer = self._runtime.step(feeds, self._tick)
+                return seated, checked(answer, feeds, self._vocabulary)
             except Capacity:
                 if self.sequences.relieve():
                     continue
                 if len(seated) > 1:
-                    seated.pop()
+                    seated = seated[:-1]
                 elif not self._crowd_out(seated[0][0]):
                     raise
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pytest
@@ -34,6 +34,7 @@ from superfluid_workerd.link.frames import (
     ToDaemon,
     Tokens,
 )
+from superfluid_workerd.rows import checked
 from superfluid_workerd.turns import Policy
 from support.turn_loop import Heard, Loop, Stage, alone, request
 
@@ -569,6 +570,69 @@ def test_a_row_that_cannot_be_drawn_from_costs_its_stream_alone() -> None:
     loop.run()
     assert loop.heard[1].error == "fault"
     assert loop.heard[2].tokens == alone(other, loop.orders)
+
+
+WRONG: dict[str, Callable[[list[Logits | None]], object]] = {
+    "entries, wanted 2": lambda rows: [*rows, rows[0]],
+    "1 entries, wanted 2": lambda rows: rows[:1],
+    "a NoneType, wanted a list": lambda rows: None,
+    "is None, wanted float32 of shape (1, ": lambda rows: [None] * len(rows),
+    "is float64 of shape": lambda rows: [row if row is None else row.astype(np.float64)
+                                     for row in rows],
+    "is float32 of shape (2, ": lambda rows: [row if row is None else np.repeat(row, 2, axis=0)
+                                              for row in rows],
+    "is float32 of shape (1, 7)": lambda rows: [row if row is None else row[:, :7]
+                                                for row in rows],
+    "is a list, wanted": lambda rows: [row if row is None else row.tolist() for row in rows],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", WRONG)
+@pytest.mark.parametrize("retry", [False, True])
+def test_a_step_that_answers_what_was_not_asked_costs_its_seats_and_nobody_else(
+    message: str, retry: bool
+) -> None:
+    class Wrong(Stage):
+        def step(self, feeds: Sequence[Feed], tick: Tick) -> Any:
+            rows = super().step(feeds, tick)
+            return WRONG[message](list(rows)) if self.number in (3, 4) else rows
+
+    loop = Loop(Orders(retry=retry), lanes=2, stage=Wrong)
+    wanted = {n: request(f"s{n}", 6) for n in range(6)}
+    for number, ask in wanted.items():
+        loop.join(number, ask)
+    loop.run()
+    failed = [n for n in wanted if loop.heard[n].error is not None]
+    assert len(failed) == (2 if retry else 4)
+    for number, ask in wanted.items():
+        if number in failed:
+            assert loop.heard[number].error == "fault"
+        else:
+            assert loop.heard[number].tokens == alone(ask, loop.orders)
+    assert loop.leaked == 0
+
+
+@pytest.mark.parametrize(
+    ("logits", "entry", "message"),
+    [
+        ("none", (1, 5), "entry 1 of the step is float32 of shape (1, 5), wanted None"),
+        ("all", (1, 5), "entry 1 of the step is float32 of shape (1, 5), wanted float32 of shape"
+                        " (3, 5)"),
+        ("all", (3, 5), None),
+        ("last", (1, 5), None),
+    ],
+)  # fmt: skip
+def test_rows_are_checked_against_their_feed(
+    logits: Literal["none", "last", "all"], entry: tuple[int, int], message: str | None
+) -> None:
+    feeds = [Feed(1, [1], 0, "none"), Feed(2, [1, 2, 3], 0, logits)]
+    answer = (None, np.zeros(entry, np.float32))
+    if message is None:
+        assert checked(answer, feeds, 5) == list(answer)
+        return
+    with pytest.raises(Fault) as caught:
+        checked(answer, feeds, 5)
+    assert caught.value.message == message
 
 
 def test_streams_on_threads_of_their_own_get_what_they_get_alone() -> None:
