@@ -48,10 +48,15 @@ test-mlx: $(DEV)
 	  SUPERFLUID_HOME=$(TEST_HOME) $(BIN)/superfluid runtime install mlx --version $$version || exit 1; \
 	done
 
-test: test-model test-mlx
+# Builds of llama.cpp of several contracts, by pinned digests.
+.PHONY: test-llamacpp
+test-llamacpp: $(DEV)
+	$(BIN)/python tests/support/llama_libraries.py
+
+test: test-model test-mlx test-llamacpp
 	$(BIN)/pytest -m "not soak"
 
-soak: test-model test-mlx
+soak: test-model test-mlx test-llamacpp
 	$(BIN)/pytest -m soak --timeout=3600
 
 bench: test-model test-mlx
