@@ -123,10 +123,26 @@ def test_a_third_partys_adapter_shows_up_everywhere(engine: Engine, files: FileS
     golden(runtimes, "runtimes")
     assert {row["id"] for row in runtimes["runtimes"]} >= {"engine", "fake", "native"}
     (row,) = engine.rows()
-    assert (row["state"], row["rule"]) == ("not-installed", "not-installed")
-    assert row["installable"] == "2.0-cpu"
-    assert row["fix"] == "run superfluid runtime install engine"
-    assert row["requires"]["numbers"] == [2]
+    options = row.pop("options")
+    assert row == {
+        "id": "engine",
+        "install": None,
+        "state": "not-installed",
+        "rule": "not-installed",
+        "problem": "found no install, wanted an install",
+        "fix": "run superfluid runtime install engine",
+        "version": "",
+        "abi": None,
+        "requires": compat["runtimes"]["engine"]["requires"],
+        "formats": ["fake"],
+        "devices": [],
+        "sandbox": row["sandbox"],
+        "installable": "2.0-cpu",
+        "in_use": False,
+        "pinned": False,
+        "aliases": ["motor"],
+        "distribution": "superfluid-adapter-engine",
+    }
     versions = engine.json("runtime", "versions", "engine")
     golden(versions, "versions")
     assert versions["versions"] == [
@@ -147,12 +163,23 @@ def test_a_third_partys_adapter_shows_up_everywhere(engine: Engine, files: FileS
             "installed": False,
         },
     ]
-    options = engine.json("runtime", "options", "motor")
-    golden(options, "options")
-    assert [(it["flag"], it["variable"]) for it in options["options"]] == [
-        ("--engine-lib", "SUPERFLUID_ENGINE_LIB"),
-        ("--engine-gear", "SUPERFLUID_ENGINE_GEAR"),
-    ]
+    declared = engine.json("runtime", "options", "motor")
+    golden(declared, "options")
+    assert declared["options"] == options
+    assert options[1] == {
+        "name": "gear",
+        "flag": "--engine-gear",
+        "variable": "SUPERFLUID_ENGINE_GEAR",
+        "type": "integer",
+        "help": "nothing depends on it",
+        "default": 3,
+        "minimum": 1.0,
+        "maximum": 6.0,
+        "choices": [],
+        "keywords": [],
+        "unit": "",
+        "scope": "model",
+    }
     for command in (["runtimes"], ["compat"], ["runtime", "versions", "engine"]):
         ended = engine(*command)
         assert ended.code == 0
@@ -607,6 +634,47 @@ def test_a_private_environment_runs_the_check_and_sees_our_packages_alone(
     with serving_index(index) as (url, _):
         ended = engine("runtime", "install", "engine", "--json", PIP_INDEX_URL=url)
     assert json.loads(ended.out.splitlines()[-1])["code"] == "artifact_mismatch"
+
+
+def test_an_environment_killed_while_it_is_made_leaves_what_stood(
+    engine: Engine, tmp_path: Path
+) -> None:
+    index = tmp_path / "index"
+    lib = library(tmp_path / "libengine.so", version="2.1").read_bytes()
+    kit = packed("msgspec", "9.9", msgspec_members(), index)
+    held = packed("enginelib", "2.1", {"lib/libengine.so": lib}, index)
+    engine.offer(InstallPlan(version="2.1", backend="cpu", artifacts=(held,), environment=(kit,)))
+    given = folder_with(tmp_path)
+    assert engine("runtime", "install", "engine", "--from", str(given)).code == 0
+    with serving_index(index) as (url, _):
+        engine.extra |= {"PIP_INDEX_URL": url, "PIP_TRUSTED_HOST": "127.0.0.1"}
+        process = subprocess.Popen(
+            engine.command("runtime", "install", "engine", "--json"),
+            env=engine.environment(), stdout=subprocess.PIPE, text=True, process_group=0,
+        )  # fmt: skip
+        assert "environment" in stages(process)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=30)
+        assert [(r["install"], r["state"]) for r in engine.rows()] == [("2.0-local", "ready")]
+        assert engine("runtime", "install", "engine").code == 0
+    assert [(r["install"], r["state"]) for r in engine.rows()] == [
+        ("2.1-cpu", "ready"), ("2.0-local", "ready"),
+    ]  # fmt: skip
+
+
+def test_a_repair_without_a_source_leaves_the_install_and_says_so(
+    engine: Engine, tmp_path: Path
+) -> None:
+    given = folder_with(tmp_path)
+    assert engine("runtime", "install", "engine", "--from", str(given)).code == 0
+    (engine.runtimes / "2.0-local" / "environment.json").unlink()
+    assert "made again" in engine("runtime", "repair", "engine").out
+    shutil.rmtree(given)
+    (engine.runtimes / "2.0-local" / "environment.json").unlink()
+    ended = engine("runtime", "repair", "engine")
+    assert ended.code == 4
+    assert "no such file" in ended.err
+    assert (engine.runtimes / "2.0-local" / "lib" / "libengine.so").exists()
 
 
 # Serving

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -11,6 +12,7 @@ from typing import Final
 from superfluid_compat.errors import RuntimeBroken
 
 GROUP: Final = "superfluid.adapters"
+_ID: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 OVERRIDE: Final = "SUPERFLUID_WORKER_"
 """`SUPERFLUID_WORKER_<ID>` is the command that answers for the adapter of that id."""
 
@@ -55,6 +57,11 @@ def _entry(name: str, claims: list[EntryPoint]) -> Entry:
         problem = RuntimeBroken(
             f"{' and '.join(owners)} both provide a runtime called {name}",
             fix="uninstall one of them",
+        )
+    elif not _ID.fullmatch(name):
+        problem = RuntimeBroken(
+            f"{owners[0]} calls its runtime {name!r}, wanted small letters, digits and hyphens",
+            fix=f"uninstall {owners[0]}",
         )
     package = claims[0].module.partition(".")[0]
     return Entry(name, " and ".join(owners), version, package, problem)

@@ -37,6 +37,7 @@ from superfluid.installs.store import (
     Manifest,
     files_below,
     install_name,
+    is_name,
     remove_tree,
     seal,
 )
@@ -296,8 +297,8 @@ class _NoDevice(Exception):
 def _manifest(row: Row, staged: Staged, probe: Probe, verdict: Verdict, order: Order) -> Manifest:
     version = staged.plan.version or probe.version
     name = install_name(version, staged.plan.backend)
-    if not name.replace("-", "").replace(".", "").replace("+", "").replace("_", "").isalnum():
-        raise InstallFailed(f"runtime {row.id} calls itself version {version!r}, wanted a word")
+    if not is_name(name):
+        raise InstallFailed(f"runtime {row.id} calls this {name!r}, wanted a version in one word")
     return Manifest(
         runtime=row.id,
         name=name,
@@ -361,7 +362,8 @@ def failures(root: Path) -> Iterator[None]:
         yield
     except tuple(_MAPPED) as error:
         kind = next(new for old, new in _MAPPED.items() if isinstance(error, old))
-        raise kind(error.message) from error
+        known = error.fix != type(error).default_fix
+        raise kind(error.message, fix=error.fix if known else None) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoRoom(f"the disk of {root} is full") from error

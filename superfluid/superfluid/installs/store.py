@@ -119,6 +119,11 @@ def install_name(version: str, backend: str) -> str:
     return f"{version}-{backend}" if backend else version
 
 
+def is_name(text: str) -> bool:
+    """Whether an install may be called so: a folder's name that is none of ours."""
+    return bool(_NAME.fullmatch(text)) and text not in ("current", "pinned")
+
+
 class Installs:
     """The installs of every runtime below `root`; reading needs no lock."""
 

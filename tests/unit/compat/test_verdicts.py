@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from superfluid_compat.errors import ExitCode
@@ -67,6 +69,11 @@ def test_every_state_that_does_not_serve_is_exit_4(state: State) -> None:
     verdict = Verdict(state, "rule", "found", "wanted", "do it")
     assert verdict.exit_code is ExitCode.RUNTIME
     assert verdict.error("a").line() == "runtime a: found found, wanted wanted; do it"
+
+
+def test_every_reason_code_stands_in_the_docs() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "exit-codes.md").read_text("utf-8")
+    assert all(f"| `{rule}` | `" in page for rule in Rule)
 
 
 def test_a_number_differs_or_not() -> None:

@@ -98,6 +98,13 @@ async def test_two_claims_on_one_id_name_both_and_spare_the_rest(tmp_path: Path)
     assert "one and two both provide a runtime called same" in same.problem.message
 
 
+@pytest.mark.parametrize("name", ["../up", "Up", "", "a_b", "-a"])
+def test_an_id_that_is_no_word_is_refused(name: str) -> None:
+    (found,) = entries.find([EntryPoint(name, "nowhere.x:make", entries.GROUP)])
+    assert found.problem is not None
+    assert f"calls its runtime {name!r}" in found.problem.message
+
+
 def test_the_native_adapter_is_registered_like_a_stranger() -> None:
     (native,) = (each for each in entries.find() if each.id == "native")
     assert (native.distribution, native.package) == ("superfluid", "superfluid_adapter_native")
