@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from superfluid.supervisor import dossiers, life, memory
+from superfluid.supervisor import dossiers, life, memory, pids
 from superfluid.supervisor.dossiers import Dossier, Dossiers
 from superfluid.supervisor.ledger import Ledger
 from superfluid.supervisor.life import Life, Limits
@@ -116,6 +116,7 @@ class ModelHost:
         self._due = 0.0
         self._worker: Worker | None = None
         self._scratch: Path | None = None
+        self._group = ""
         self._born = 0.0
         self._found_bytes = 0
         self._killed: Mapping[str, int] = {}
@@ -354,7 +355,9 @@ class ModelHost:
             return None
         if rights.user is not None:
             os.chown(scratch, *rights.user)
-        return dataclasses.replace(rights, write=(str(scratch.resolve()),)).encode()
+        self._group = pids.make(rights.threads) if rights.level != "none" else ""
+        own = str(scratch.resolve())
+        return dataclasses.replace(rights, write=(own,), group=self._group).encode()
 
     def _never_born(self, error: SuperfluidError) -> None:
         self._remove_scratch()
@@ -362,6 +365,8 @@ class ModelHost:
         self._dispatch(life.Exited("never started"))
 
     def _remove_scratch(self) -> None:
+        pids.remove(self._group)
+        self._group = ""
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None

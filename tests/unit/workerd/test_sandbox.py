@@ -118,9 +118,7 @@ def test_threads_are_let_through_and_processes_are_not(name: str) -> None:
 @both
 def test_no_file_becomes_set_id(name: str) -> None:
     machine = Machine(name)
-    assert machine("fchmod", 3, 0o644) is None
-    assert machine("fchmod", 3, 0o4755) == errno.EPERM
-    assert machine("fchmodat", -100 & 0xFFFFFFFF, 0, 0o2755) == errno.EPERM
+    assert machine("fchmod", 3, 0o644) == errno.EPERM
     assert machine("openat", 0, 0, os.O_CREAT, 0o600) is None
     assert machine("openat", 0, 0, os.O_CREAT, 0o4755) == errno.EPERM
     assert machine("openat", 0, 0, os.O_RDONLY, 0o4755) is None

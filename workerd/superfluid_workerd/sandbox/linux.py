@@ -57,10 +57,14 @@ def apply(rights: Rights, again: Callable[[], None]) -> Reached:
     account = _Account()
     _limit(rights)
     strict = rights.level in ("auto", "strict")
+    if rights.group:
+        account.attempt("control group", lambda: _write(f"{rights.group}/cgroup.procs", "0"))
     if strict:
         account.attempt("network and IPC namespaces", lambda: _namespaces(rights))
     whole = account.attempt("user", lambda: _user(rights))
     again()
+    if os.geteuid() == 0 and not rights.group:
+        account.missing.append("bound on threads (the user is root, no control group)")
     whole &= account.attempt("no new privileges", _no_new_privileges)
     version = landlock.abi()
     whole &= account.attempt(f"Landlock ABI {version}", lambda: _landlock(version, rights))

@@ -19,9 +19,9 @@ class Rights:
     """What a worker may touch. Paths are absolute and real; a folder stands for all beneath it.
 
     `auto` asks for the best level that can be had. `file_bytes` bounds each file it writes,
-    `data_bytes` its memory that no file backs, `threads` its threads where the system can; 0 is
-    no bound. `user` is the (uid, gid) to become. `spawn` lets it start processes until its model
-    is loaded.
+    `data_bytes` its memory that no file backs, `threads` its threads where the system can, and
+    `group` is the folder of a control group that does; 0 is no bound. `user` is the (uid, gid) to
+    become. `spawn` lets it start processes until its model is loaded.
     """
 
     level: Level = "auto"
@@ -33,6 +33,7 @@ class Rights:
     file_bytes: int = 0
     data_bytes: int = 0
     threads: int = 0
+    group: str = ""
 
     def encode(self) -> bytes:
         return json.dumps(dataclasses.asdict(self)).encode()

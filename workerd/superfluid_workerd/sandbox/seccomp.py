@@ -39,8 +39,8 @@ _CLONE_THREAD: Final = 0x10000
 _CLONE_NEW: Final = 0x7E020000
 _SET_ID_BITS: Final = 0o6000
 _CREATES: Final = os.O_CREAT | 0o20000000
-_TIOCSTI: Final = 0x5412
-_TIOCLINUX: Final = 0x541C
+_REQUESTS: Final = (0x5412, 0x541C, 0x40086602, 0x401C5820)
+"""TIOCSTI, TIOCLINUX, FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR."""
 _PR_SET_PDEATHSIG: Final = 1
 SELF: Final = -1
 """Stands for this process's id."""
@@ -99,10 +99,20 @@ TABLE: Final = (
         ("pidfd_getfd", 438),
         ("process_madvise", 440),
         ("process_mrelease", 448),
+        ("lsm_set_self_attr", 460),
     ),
     Rule("kill", 62, 129, cases=((Test(0, "other", SELF),),)),
     Rule("tgkill", 234, 131, cases=((Test(0, "other", SELF),),)),
     Rule("prlimit64", 302, 261, cases=((Test(0, "other", 0), Test(0, "other", SELF)),)),
+    *(
+        Rule(name, x86_64, aarch64, cases=((Test(0, "other", 0),),))
+        for name, x86_64, aarch64 in (
+            ("sched_setaffinity", 203, 122),
+            ("sched_setparam", 142, 118),
+            ("sched_setscheduler", 144, 119),
+            ("sched_setattr", 314, 274),
+        )
+    ),
     Rule("prctl", 157, 167, cases=((Test(0, "equal", _PR_SET_PDEATHSIG),),)),
     # New processes and programs.
     Rule("fork", 57, None, spawns=True),
@@ -116,6 +126,8 @@ TABLE: Final = (
     # Ways out.
     *_all(
         ("socket", 41, 198),
+        # A pair of datagram sockets can send to any path.
+        ("socketpair", 53, 199),
         ("connect", 42, 203),
         ("bind", 49, 200),
         ("listen", 50, 201),
@@ -124,8 +136,22 @@ TABLE: Final = (
         ("semget", 64, 190),
         ("mq_open", 240, 180),
     ),
-    # Files: no names for what lies elsewhere, no foreign owners, no set-id programs.
+    # Files: no names for what lies elsewhere, no set-id programs; and what Landlock leaves to
+    # anybody who owns a file, whose path is all it takes.
     *_all(
+        ("chmod", 90, None),
+        ("fchmod", 91, 52),
+        ("fchmodat", 268, 53),
+        ("utime", 132, None),
+        ("utimes", 235, None),
+        ("futimesat", 261, None),
+        ("utimensat", 280, 88),
+        ("removexattr", 197, 14),
+        ("lremovexattr", 198, 15),
+        ("fremovexattr", 199, 16),
+        ("inotify_init", 253, None),
+        ("inotify_init1", 294, 26),
+        ("inotify_add_watch", 254, 27),
         ("link", 86, None),
         ("linkat", 265, 37),
         ("symlink", 88, None),
@@ -144,17 +170,13 @@ TABLE: Final = (
         ("fanotify_init", 300, 262),
         ("fanotify_mark", 301, 263),
     ),
-    *_new(("setxattrat", 463)),
+    *_new(("fchmodat2", 452), ("setxattrat", 463), ("removexattrat", 466)),
     Rule("openat2", 437, 437, errno.ENOSYS),
-    Rule("chmod", 90, None, cases=((Test(1, "any", _SET_ID_BITS),),)),
-    Rule("fchmod", 91, 52, cases=((Test(1, "any", _SET_ID_BITS),),)),
-    Rule("fchmodat", 268, 53, cases=((Test(2, "any", _SET_ID_BITS),),)),
-    Rule("fchmodat2", 452, 452, cases=((Test(2, "any", _SET_ID_BITS),),)),
     Rule("creat", 85, None, cases=((Test(1, "any", _SET_ID_BITS),),)),
     Rule("open", 2, None, cases=((Test(1, "any", _CREATES), Test(2, "any", _SET_ID_BITS)),)),
     Rule("openat", 257, 56, cases=((Test(2, "any", _CREATES), Test(3, "any", _SET_ID_BITS)),)),
-    # Terminals.
-    Rule("ioctl", 16, 29, cases=((Test(1, "equal", _TIOCSTI),), (Test(1, "equal", _TIOCLINUX),))),
+    # Input put into a terminal, and flags of files that are only read.
+    Rule("ioctl", 16, 29, cases=tuple((Test(1, "equal", request),) for request in _REQUESTS)),
     # Who it is.
     *_all(
         ("setuid", 105, 146),

@@ -19,7 +19,6 @@ from superfluid_workerd.adapter import (
     Facts,
     Format,
     LoadedModel,
-    LoadRecord,
     OpenRequest,
     Option,
     Options,
@@ -85,25 +84,27 @@ class FakeAdapter(Adapter):
 
         orders = read_model(request.model)
         _misbehave(orders, request.progress)
-        if request.lanes > orders.max_sequences:
-            raise DoesNotFit(
-                f"{request.lanes} lanes were asked for, the model serves {orders.max_sequences}"
-            )
-        if request.context > orders.context:
-            raise DoesNotFit(
-                f"a context of {request.context} was asked for, the model has {orders.context}"
-            )
+        if not orders.silent:
+            _require(request, orders)
         return LoadedModel(
-            runtime=FakeRuntime(orders, request.lanes),
+            runtime=FakeRuntime(orders, min(request.lanes, orders.max_sequences)),
             tokenizer=ByteTokenizer(),
             facts=self.facts(request.model),
-            record=LoadRecord(
-                asked={"context": request.context, "lanes": request.lanes},
-                got={"context": orders.context, "lanes": request.lanes},
-            ),
+            record=request.record(context=orders.context),
             template=orders.template,
             family=orders.family,
             plan={"weights": 1},
+        )
+
+
+def _require(request: OpenRequest, orders: Orders) -> None:
+    if request.lanes > orders.max_sequences:
+        raise DoesNotFit(
+            f"{request.lanes} lanes were asked for, the model serves {orders.max_sequences}"
+        )
+    if request.context > orders.context:
+        raise DoesNotFit(
+            f"a context of {request.context} was asked for, the model has {orders.context}"
         )
 
 

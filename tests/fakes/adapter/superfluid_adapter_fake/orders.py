@@ -14,20 +14,24 @@ import msgspec
 from superfluid_compat.errors import ModelDamaged
 
 MAGIC: Final = b"SFFAKE1\n"
-Act = Literal["signal", "exit", "hang", "fault", "fatal", "raise", "garbage", "half-frame"]
+Act = Literal[
+    "signal", "exit", "hang", "fault", "fatal", "raise", "garbage", "half-frame", "escape"
+]
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An act when the runtime has been fed `tokens` tokens in all.
 
-    `signal` and `exit` say how to die for acts of that name. With `once`, a path, it happens only
-    while that file does not exist, and makes it first.
+    `escape` tries everything in `hostile` on `targets`. `signal` and `exit` say how to die for acts
+    of that name. With `once`, a path, it happens only while that file does not exist, and makes it
+    first.
     """
 
     act: Act
     tokens: int = 0
     signal: str = "SIGKILL"
     exit: int = 1
+    targets: dict[str, str] = {}
     once: str | None = None
 
     def due(self) -> bool:
@@ -67,6 +71,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     template: str | None = None
     family: str = ""
     architecture: str = "fake"
+    silent: bool = False
+    """More context or lanes than there are is cut in silence, where it should be refused."""
 
     step_s: float = 0.0
     gate: str | None = None

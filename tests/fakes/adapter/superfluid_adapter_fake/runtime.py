@@ -259,6 +259,10 @@ def _perform(moment: Moment) -> None:
             raise ZeroDivisionError("an exception of no tree")
         case "garbage":
             os.write(_link(), (1 << 31).to_bytes(4, "big") + os.urandom(64))
+        case "escape":
+            from superfluid_adapter_fake.hostile import attempt
+
+            attempt(moment.targets)
         case "half-frame":
             os.write(_link(), (100).to_bytes(4, "big") + b"half")
             os._exit(1)
