@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 from support.server import run
 
@@ -55,6 +56,13 @@ def inside(generation: str, *arguments: str, cwd: Path) -> subprocess.CompletedP
         text=True,
         check=False,
     )
+
+
+def answer(generation: str, command: str, *arguments: str, cwd: Path) -> Any:
+    """What `support.mlx_process` answers in a process of its own."""
+    done = inside(generation, "support.mlx_process", command, *arguments, cwd=cwd)
+    assert done.returncode == 0, done.stdout
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _lent() -> dict[str, object]:

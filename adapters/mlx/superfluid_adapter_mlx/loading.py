@@ -24,7 +24,12 @@ from superfluid_compat.errors import (
 from superfluid_workerd.adapter import Device, LoadedModel, LoadRecord, OpenRequest, Options
 
 _STEP_TOKENS: Final = 2048
-_EMBEDDINGS: Final = ("embed", "wte", "word_emb")
+_EMBEDDINGS: Final = frozenset(
+    {"embed_in", "embed_tokens", "embedding", "embeddings", "tok_embeddings", "word_embeddings",
+     "wte"}
+)  # fmt: skip
+"""What mlx-lm's models call the module that token ids are looked up in."""
+
 _STAGES: Final = 4
 
 
@@ -149,8 +154,7 @@ class _Loading:
         rows = [
             int(part.weight.shape[0])
             for name, part in module.named_modules()
-            if any(word in name.rpartition(".")[2] for word in _EMBEDDINGS)
-            and hasattr(part, "weight")
+            if name.rpartition(".")[2] in _EMBEDDINGS and type(part).__name__.endswith("Embedding")
         ]
         try:
             logits = module(mx.array([[0]]))

@@ -80,6 +80,17 @@ def test_an_id_outside_the_vocabulary_is_refused(runtime: Runtime, token: int) -
     step(runtime, (sequence, [399]))
 
 
+@pytest.mark.parametrize("name", ["deepseek_v32", "gemma3n", "mamba2", "qwen3_next"])
+def test_every_architecture_takes_its_whole_vocabulary_and_no_more(
+    folders: Callable[[str], Path], name: str
+) -> None:
+    runtime = load(folders(name), lanes=1).runtime
+    sequence = runtime.seq_create()
+    step(runtime, (sequence, [0, 399]))
+    with pytest.raises(OutOfBoundary, match="0 to 399"):
+        step(runtime, (sequence, [400]))
+
+
 def test_nothing_to_feed_is_refused(runtime: Runtime) -> None:
     with pytest.raises(OutOfBoundary, match="no tokens"):
         step(runtime, (runtime.seq_create(), []))

@@ -1,0 +1,135 @@
+"""One process of MLX for tests: `python -m support.mlx_process COMMAND ...`, its answer as JSON.
+
+write FOLDER NAME                      a tiny model's folder
+export FOLDER PAYLOAD                  a sequence's state after 41 tokens, and rows that follow
+import FOLDER PAYLOAD [foreign]        the rows that follow, from another process's state
+force FOLDER TOKENS ROWS FIRST         logits of positions FIRST and on of a text, to an npy file
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from superfluid_adapter_mlx import adapter
+from superfluid_compat.errors import Unsupported
+from superfluid_workerd.adapter import Feed, OpenRequest, Runtime
+from superfluid_workerd.registry import checked_options
+
+TOKENS = [1 + (7 * place) % 399 for place in range(41)]
+NEXT = (5, 6, 7)
+
+
+def opened(folder: Path, context: int, **options: Any) -> Runtime:
+    request = OpenRequest(
+        model=folder,
+        scratch=folder,
+        shared=folder,
+        context=context,
+        lanes=2,
+        options=checked_options(adapter(), {"compile": False, **options}),
+    )
+    return adapter().open(request).runtime
+
+
+def fed(runtime: Runtime, sequence: int, tokens: Sequence[int]) -> Any:
+    feed = Feed(sequence, tokens, runtime.seq_length(sequence))
+    (row,) = runtime.step([feed], lambda: None)
+    return row
+
+
+def following(runtime: Runtime, sequence: int) -> list[float]:
+    """What three single steps give, bit for bit comparable."""
+    return [float(each) for token in NEXT for each in fed(runtime, sequence, [token])[0]]
+
+
+def write(root: Path, *names: str) -> None:
+    from support.mlx_models import write_folder
+
+    for name in names:
+        write_folder(root / name, name)
+
+
+def export(root: Path, label: str) -> dict[str, list[float]]:
+    answers = {}
+    for folder in models(root):
+        runtime = opened(folder, 64)
+        sequence = runtime.seq_create()
+        fed(runtime, sequence, TOKENS)
+        (root / f"{folder.name}-{label}").write_bytes(runtime.seq_export(sequence))
+        answers[folder.name] = following(runtime, sequence)
+    return answers
+
+
+def bring(root: Path, label: str) -> dict[str, dict[str, Any]]:
+    return {
+        folder.name: {
+            "as it is": brought(folder, root / f"{folder.name}-{label}", foreign=False),
+            "allowed": brought(folder, root / f"{folder.name}-{label}", foreign=True),
+        }
+        for folder in models(root)
+    }
+
+
+def models(root: Path) -> list[Path]:
+    return sorted(path for path in root.iterdir() if path.is_dir())
+
+
+def brought(folder: Path, payload: Path, *, foreign: bool) -> list[float] | str:
+    """What follows, or why the state was refused."""
+    runtime = opened(folder, 64, **{"foreign-state": foreign})
+    try:
+        sequence = runtime.seq_import(payload.read_bytes())
+    except Unsupported as error:
+        return error.message
+    assert runtime.seq_length(sequence) == len(TOKENS)
+    return following(runtime, sequence)
+
+
+def force(folder: Path, tokens: str, rows: str, first: str) -> None:
+    """The text in one sequence, and beside it one by one in two that decode together."""
+    ids = json.loads(Path(tokens).read_text())
+    runtime = opened(folder, len(ids) + 8)
+    one, two = runtime.seq_create(), runtime.seq_create()
+    before = ids[: int(first)]
+    for sequence in (one, two):
+        for start in range(0, len(before), 256):
+            chunk = before[start : start + 256]
+            runtime.step([Feed(sequence, chunk, start, "none")], lambda: None)
+    found = []
+    for place, token in enumerate(ids[int(first) :], len(before)):
+        feeds = [Feed(sequence, [token], place) for sequence in (one, two)]
+        found.append(
+            np.concatenate([it for it in runtime.step(feeds, lambda: None) if it is not None])
+        )
+    runtime.seq_truncate(two, 0)
+    together = np.stack(found)
+    runtime.seq_free(one)
+    alone = runtime.seq_create()
+    for start in range(0, len(before), 256):
+        runtime.step([Feed(alone, before[start : start + 256], start, "none")], lambda: None)
+    (every,) = runtime.step([Feed(alone, ids[len(before) :], len(before), "all")], lambda: None)
+    assert every is not None
+    np.save(rows, np.stack([every, together[:, 0], together[:, 1]]))
+
+
+COMMANDS: Mapping[str, Callable[..., Any]] = {
+    "write": write,
+    "export": export,
+    "import": bring,
+    "force": force,
+}
+
+
+def main() -> None:
+    command, folder, *rest = sys.argv[1:]
+    print(json.dumps(COMMANDS[command](Path(folder), *rest)))
+
+
+if __name__ == "__main__":
+    main()
