@@ -115,11 +115,11 @@ def find(named: Path) -> Path:
     if not named.is_dir():
         if not named.exists():
             raise NotLoadable(f"there is no file {named}")
-        return named
+        return named.absolute()
     for folder in (named, named / "lib", named / "bin", *sorted(named.glob("*/"))):
         for pattern in _NAMES:
             for found in sorted(folder.glob(pattern)):
-                return found
+                return found.absolute()
     raise NotLoadable(f"no libllama lies in {named}")
 
 
