@@ -9,8 +9,9 @@ from typing import Final
 
 from superfluid.catalog import formats
 from superfluid.catalog.catalog import Catalog, Row
-from superfluid.catalog.standing import SANDBOX, Chooser, Standing, Wanted
+from superfluid.catalog.standing import Chooser, Standing, Wanted
 from superfluid.installs.store import Installs, install_name
+from superfluid.supervisor import confine
 from superfluid_compat.documents import (
     Build,
     Candidate,
@@ -58,7 +59,7 @@ def _runtime_row(standing: Standing, installs: Installs) -> RuntimeRow:
         requires=info.requires if info else None,
         formats=[each.name for each in info.formats] if info else [],
         devices=[each.name for each in probe.devices] if probe else [],
-        sandbox=SANDBOX,
+        sandbox=confine.best(),
         installable=installable(row),
         in_use=install.name == used.name if install and used else verdict.serves,
         pinned=install is not None and pinned is not None and install.name == pinned.name,

@@ -31,9 +31,6 @@ from superfluid_workerd.options import Option, Resolved, resolve
 AVAILABLE_SHARE: Final = 0.8
 """Of the memory that is free, what a model may take."""
 
-SANDBOX: Final = "none"
-"""The sandbox level that a worker reaches here."""
-
 
 @dataclass(frozen=True, slots=True)
 class Wanted:

@@ -6,10 +6,11 @@ import asyncio
 from typing import Any
 
 from superfluid.catalog.catalog import Catalog
-from superfluid.catalog.standing import SANDBOX, Choice
+from superfluid.catalog.standing import Choice
 from superfluid.cli.terminal import say
 from superfluid.daemon import Choosing, ServeSettings
 from superfluid.models.pull import size_text
+from superfluid.supervisor import confine
 
 
 def show_plan(settings: ServeSettings) -> None:
@@ -22,7 +23,7 @@ def show_plan(settings: ServeSettings) -> None:
     print(f"runtime  {standing.row.id} {version} ({choice.why})")
     print(f"install  {standing.install.name if standing.install else 'ships with its adapter'}")
     print(f"verdict  {standing.verdict.state}: {standing.verdict.rule}")
-    print(f"sandbox  {SANDBOX}")
+    print(f"sandbox  {confine.best()} is the best here")
     for name, found in (*settings.common.items(), *_own(choice)):
         print(f"option   {name} = {shown(found.value)}  ({found.origin})")
     for part, size in memory.items():
