@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from superfluid_adapter_native.adapter import OPTIONS, NativeAdapter
 from superfluid_adapter_native.config import configure
 from superfluid_adapter_native.formats.open import open_source
 from superfluid_adapter_native.kv_cache import KVType
 from superfluid_adapter_native.plan import Ask, MemoryPlan, make_plan
 from superfluid_compat.errors import BadOptionValue, DoesNotFit
+from superfluid_workerd.adapter import OpenRequest
 from support.native_models import opened, whole
 from support.tiny_models import TinyModel, write_model
 
@@ -126,3 +128,23 @@ def test_selected_layers_alone_are_served(model: Path, kernels: Path, tmp_path: 
         assert loaded.record.got["layers-resident"] == 2
         rows = whole(loaded.runtime, [5, 6, 7])
     assert rows.shape == (3, loaded.facts.vocabulary)
+
+
+def test_the_plan_can_be_asked_for_without_loading(model: Path, kernels: Path) -> None:
+    options = {one.name: one.default for one in OPTIONS}
+    request = OpenRequest(
+        model=model,
+        scratch=kernels,
+        shared=kernels,
+        context=1024,
+        lanes=2,
+        threads=2,
+        memory_budget=600 * MIB,
+        options=options,
+    )
+    found = NativeAdapter().memory(request)
+    assert sum(found.values()) <= 600 * MIB
+    with opened(model, kernels, context=1024, lanes=2, memory_budget=600 * MIB) as loaded:
+        assert {**loaded.plan, "interpreter": 0} == {**found, "interpreter": 0}
+    with pytest.raises(DoesNotFit):
+        NativeAdapter().memory(replace(request, memory_budget=MIB))
