@@ -3,7 +3,8 @@
     SuperfluidError                     code, exit_code, http_status, fix
     ├── UsageError                      2, 400: refused before anything loads
     │   ├── UnknownOption   BadOptionValue   UnknownAdapter   BadConfig
-    │   └── UnknownInstall   ForeignOption   WrongRuntime   NotInstallable
+    │   ├── UnknownInstall   ForeignOption   WrongRuntime   NotInstallable
+    │   └── UnknownDossier
     ├── RequestError                    400: the client's request, not the server, is at fault
     │   ├── MalformedRequest   InvalidField   ContextLengthExceeded   ChatUnsupported
     │   ├── UnknownModel (404)   NoSuchRoute (404)   MethodNotAllowed (405)
@@ -16,7 +17,7 @@
     │   ├── RuntimeUntested
     │   └── InstallFailed   ArtifactUnreachable   ArtifactMismatch   BadArchive   NoRoom
     ├── ServeError                      1: failed while running
-    │   ├── PortInUse   NameInUse   WorkerDied   WorkerGaveUp   InstallInUse
+    │   ├── PortInUse   NameInUse   WorkerDied   WorkerGaveUp   InstallInUse   NotRunning
     │   └── Overloaded (503)   Draining (503)   Cancelled
     ├── LinkError                       1: ends the worker, never the daemon
     │   └── LinkClosed   BadFrame   FrameTooLarge
@@ -122,6 +123,11 @@ class WrongRuntime(UsageError):
 class NotInstallable(UsageError):
     code = "not_installable"
     default_fix = "see superfluid runtime versions"
+
+
+class UnknownDossier(UsageError):
+    code = "unknown_dossier"
+    default_fix = "an error and the log name the dossier that belongs to it; the oldest are removed"
 
 
 class RequestError(SuperfluidError):
@@ -313,6 +319,11 @@ class NameInUse(ServeError):
 class InstallInUse(ServeError):
     code = "install_in_use"
     default_fix = "stop the server that runs it first"
+
+
+class NotRunning(ServeError):
+    code = "not_running"
+    default_fix = "start one with superfluid serve"
 
 
 class WorkerDied(ServeError):

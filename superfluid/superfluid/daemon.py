@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import hashlib
+import os
 import shutil
 import signal
 import socket
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from superfluid import control
 from superfluid.catalog.catalog import Catalog
 from superfluid.catalog.environment import worker_environment
 from superfluid.catalog.prepared import Preparations, Say
@@ -26,7 +28,7 @@ from superfluid.supervisor import confine, name
 from superfluid.supervisor.host import Folders, ModelHost, ModelSpec
 from superfluid.supervisor.ledger import Ledger
 from superfluid.supervisor.supervisor import Supervisor
-from superfluid_compat.errors import ExitCode, PortInUse, UsageError
+from superfluid_compat.errors import ExitCode, PortInUse, UnknownModel, UsageError
 from superfluid_workerd.link.answers import Rights as Declared
 from superfluid_workerd.link.frames import Class, Load
 from superfluid_workerd.options import Kind, Resolved
@@ -91,9 +93,10 @@ async def serve(settings: ServeSettings, say: Say, catalog: Catalog | None = Non
         if spec is None:
             return ExitCode.OK
         with choosing.held():
-            return await _serve(
-                ModelHost(spec, folders), listener, signals, say, settings.service_class
-            )
+            host = ModelHost(spec, folders)
+            answers = Controlled(settings.server, Supervisor([host]), listener)
+            async with control.listening(home, answers):
+                return await _serve(answers, host, signals, say, settings.service_class)
 
 
 def _clear(folders: Folders) -> None:
@@ -214,9 +217,9 @@ def origins(options: Mapping[str, Resolved]) -> dict[str, Any]:
 
 
 async def _serve(
-    host: ModelHost, listener: socket.socket, signals: Signals, say: Say, service_class: Class
+    answers: Controlled, host: ModelHost, signals: Signals, say: Say, service_class: Class
 ) -> ExitCode:
-    supervisor = Supervisor([host])
+    supervisor, listener = answers.supervisor, answers.listener
     supervisor.start()
     server = _http(supervisor, listener, service_class)
     answering = asyncio.create_task(server.serve(sockets=[listener]))
@@ -244,11 +247,40 @@ async def _serve(
     return ExitCode.OK
 
 
-async def _announce(host: ModelHost, listener: socket.socket, say: Say) -> None:
-    await host.served()
+@dataclass(frozen=True, slots=True)
+class Controlled:
+    """Answers on the control socket. A drain lasts `DRAIN_S` at most and ends the server when no
+    model is left."""
+
+    name: str
+    supervisor: Supervisor
+    listener: socket.socket
+
+    def __call__(self, request: control.Request) -> control.Reply:
+        if request.ask == "drain":
+            try:
+                self.supervisor.drain(DRAIN_S, request.model)
+            except UnknownModel as error:
+                return control.Reply(problem=error.line())
+        return control.Reply(
+            server=control.ServerReport(
+                name=self.name,
+                pid=os.getpid(),
+                url=_url(self.listener),
+                models=self.supervisor.reports(),
+            )
+        )
+
+
+def _url(listener: socket.socket) -> str:
     address, port = listener.getsockname()[:2]
     shown = f"[{address}]" if ":" in address else address
-    url = f"http://{shown}:{port}/v1"
+    return f"http://{shown}:{port}/v1"
+
+
+async def _announce(host: ModelHost, listener: socket.socket, say: Say) -> None:
+    await host.served()
+    url = _url(listener)
     say(f"serving {host.spec.name} with {host.spec.runtime} at {url}")
     say(f"try: curl {url}/completions -d '{_EXAMPLE}'")
 
@@ -286,7 +318,8 @@ def _http(supervisor: Supervisor, listener: socket.socket, service_class: Class)
 
 
 class Signals:
-    """SIGINT and SIGTERM while the block runs: the first asks to end, the second insists."""
+    """SIGINT and SIGTERM while the block runs: the first asks to end, the second insists. SIGUSR1
+    asks too, and never insists."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -295,10 +328,11 @@ class Signals:
     def __enter__(self) -> Signals:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self.hear)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.asked.set)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             asyncio.get_running_loop().remove_signal_handler(number)
 
     def hear(self) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from superfluid.cli import config, models, runtime, runtimes, serve, tokenize
+from superfluid.cli import config, inspect, models, runtime, runtimes, serve, tokenize
 
 app = typer.Typer(
     help="Serve local language models.",
@@ -19,6 +19,10 @@ app.command("serve", cls=serve.ServeCommand)(serve.serve)
 app.command("runtimes")(runtimes.runtimes)
 app.command("compat")(runtimes.compat)
 app.command("tokenize")(tokenize.tokenize)
+app.command("why")(inspect.why)
+app.command("status")(inspect.status)
+app.command("ps")(inspect.ps)
+app.command("drain")(inspect.drain)
 app.add_typer(runtime.app, name="runtime")
 app.add_typer(models.app, name="models")
 app.add_typer(config.app, name="config")

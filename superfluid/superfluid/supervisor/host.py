@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
+from superfluid.control import WorkerReport
 from superfluid.supervisor import dossiers, life, memory, pids
 from superfluid.supervisor.dossiers import Dossier, Dossiers
 from superfluid.supervisor.ledger import Ledger
@@ -146,6 +147,22 @@ class ModelHost:
         if self.description is None:
             return {"asked": asked}
         return {"asked": asked, **self.description.record.got.get("sandbox", {})}
+
+    def report(self) -> WorkerReport:
+        """What there is to say of it now."""
+        return WorkerReport(
+            model=self.spec.name,
+            runtime=self.spec.runtime,
+            state=self.state.value,
+            pid=self.pid or 0,
+            rss_bytes=memory.resident(self.pid) if self.pid else 0,
+            uptime_s=round(time.monotonic() - self._born, 1) if self.pid else 0.0,
+            workers=self.spawned,
+            streams=len(self._streams),
+            lanes=self.spec.load.lanes,
+            sandbox=self.sandbox(),
+            problem=self.error.line() if self.error else "",
+        )
 
     # What the daemon asks.
 

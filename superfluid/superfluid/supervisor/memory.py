@@ -58,3 +58,11 @@ def evidence(before: Mapping[str, int], after: Mapping[str, int]) -> str:
 def available() -> int:
     """Bytes that a new process could have."""
     return int(psutil.virtual_memory().available)
+
+
+def resident(pid: int) -> int:
+    """Bytes that a process has in memory; 0 when it is gone."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from superfluid.control import WorkerReport
 from superfluid.supervisor.host import ModelHost
 from superfluid.supervisor.service import ServedModel
 from superfluid.supervisor.states import LOADING, WorkerState
@@ -71,9 +72,15 @@ class Supervisor:
         reasons = await asyncio.gather(*(host.over() for host in self._hosts.values()))
         return next((reason for reason in reasons if reason is not None), None)
 
-    def drain(self, bound_s: float) -> None:
-        """Take no new streams and end when those that run have, at latest after the bound."""
-        for host in self._hosts.values():
+    def reports(self) -> list[WorkerReport]:
+        """What there is to say of each model now."""
+        return [host.report() for host in self._hosts.values()]
+
+    def drain(self, bound_s: float, model: str | None = None) -> None:
+        """Take no new streams, for `model` or for any, and end when those that run have, at
+        latest after the bound. Raises `UnknownModel`."""
+        hosts = self._hosts.values() if model is None else [self._host(model)]
+        for host in hosts:
             host.drain(bound_s)
 
     def halt(self) -> None:
