@@ -159,7 +159,8 @@ def _serves(model: str, *, as_json: bool) -> None:
     from superfluid.paths import Paths
 
     told = settled(model, {})
-    located = locate(str(told.argument), Store(Paths.find()), offline=True)
+    store = Store(Paths.find())
+    located = locate(str(told.argument), store, offline=True, because="superfluid runtimes")
     runtime = told.values["runtime"].value
     wanted = Wanted.parse(str(runtime) if runtime else None, told.name or located.name)
     document = asyncio.run(serves_document(chooser(model), located.path, wanted))

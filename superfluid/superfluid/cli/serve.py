@@ -96,7 +96,9 @@ def serve(
     server_name(_text(told.values["name"]))
     _set_up_logs(told.values)
     try:
-        located = _locate(told.argument, offline=bool(told.values["offline"].value))
+        offline = plan or bool(told.values["offline"].value)
+        because = "--plan" if plan else "--offline"
+        located = _locate(told.argument, offline=offline, because=because)
         if plan:
             from superfluid.cli.plan import show_plan
 
@@ -118,7 +120,7 @@ def _set_up_logs(values: Mapping[str, Resolved]) -> None:
     set_up(Level(_text(values["log-level"])), Path(str(file)) if file else None)
 
 
-def _locate(model: str | None, *, offline: bool) -> Located:
+def _locate(model: str | None, *, offline: bool, because: str) -> Located:
     from superfluid.cli.terminal import pull_reports
     from superfluid.models.resolve import locate
     from superfluid.models.shelf import DEFAULT
@@ -127,7 +129,7 @@ def _locate(model: str | None, *, offline: bool) -> Located:
 
     name = DEFAULT if model is None else model
     with pull_reports(name) as reports:
-        return locate(name, Store(Paths.find()), reports, offline=offline)
+        return locate(name, Store(Paths.find()), reports, offline=offline, because=because)
 
 
 def settings(located: Located, told: Settled) -> ServeSettings:

@@ -51,8 +51,10 @@ def locate(
     reports: Reports = SILENT,
     *,
     offline: bool = False,
+    because: str = "--offline",
 ) -> Located:
-    """The model that `argument` names, fetched where it is not here yet.
+    """The model that `argument` names, fetched where it is not here yet; `because` names what
+    asks for `offline`.
 
     Raises `ModelNotFound`, `ModelDamaged`, `Offline` and what `pull` raises.
     """
@@ -68,7 +70,10 @@ def locate(
     source = source_of(argument)
     found = store.find(source.name)
     if found is None and offline:
-        raise Offline(f"{argument} is not stored here and --offline fetches nothing")
+        raise Offline(
+            f"{argument} is not stored here and {because} fetches nothing",
+            fix=f"run superfluid models pull {argument} first",
+        )
     stored = found or pull(store, source, reports)
     return Located(stored.manifest.name, stored.path, stored.manifest.source)
 
