@@ -75,9 +75,8 @@ def status(as_json: Json = False) -> None:
     for server in servers:
         print(f"{server.name}  {server.url}  pid {server.pid}")
         for model in server.models:
-            print(
-                f"  {model.model} on {model.runtime}: {model.state}, {model.streams} streams, {model.lanes} lanes"
-            )
+            load = f"{model.streams} streams, {model.lanes} lanes"
+            print(f"  {model.model} on {model.runtime}: {model.state}, {load}")
             print(f"    sandbox {_sandbox(model.sandbox)}")
             if model.problem:
                 print(f"    problem: {model.problem}")
