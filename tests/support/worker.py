@@ -87,11 +87,21 @@ class Worker:
                 return message
         raise AssertionError(f"no {kind.__name__} came; it logged {self.log.read_text()}")
 
-    def load(self, orders: Orders | None = None, *, lanes: int = 2, wait: bool = True) -> None:
-        model = write_model(self.folder / "m.fake", orders)
+    def load(
+        self,
+        orders: Orders | None = None,
+        *,
+        lanes: int = 2,
+        context: int = 0,
+        wait: bool = True,
+    ) -> None:
+        model = str(write_model(self.folder / "m.fake", orders))
         folder = str(self.folder)
         self.send(
-            Hello(), Load(model=str(model), name="m", scratch=folder, shared=folder, lanes=lanes)
+            Hello(),
+            Load(
+                model=model, name="m", scratch=folder, shared=folder, lanes=lanes, context=context
+            ),
         )
         if wait:
             self.until(Ready)

@@ -3,7 +3,8 @@
 A package becomes an adapter by an entry point of the group `superfluid.adapters` whose value is a
 function without arguments that returns an `Adapter`. Importing the package, building the adapter
 and everything it answers up to `check` must load no engine and no weights; `docs/adapters.md`
-walks through one.
+walks through one. All that an adapter needs is imported from here, but for the errors, which are
+in `superfluid_compat.errors`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from superfluid_compat.errors import Unsupported
+from superfluid_compat.verdicts import Line, Requirement, State
 from superfluid_workerd.link.answers import (
+    GGUF,
+    SAFETENSORS,
     AdapterInfo,
-    Device,
-    Facts,
     Archive,
     Artifact,
+    Device,
+    Facts,
     Format,
     InstallPlan,
     Probe,
@@ -29,7 +33,8 @@ from superfluid_workerd.link.answers import (
     Wheel,
 )
 from superfluid_workerd.link.frames import LoadRecord
-from superfluid_workerd.options import Option, Value
+from superfluid_workerd.options import Kind, Option, Scope, Value
+from superfluid_workerd.values import Values
 
 if TYPE_CHECKING:
     import numpy as np
@@ -134,6 +139,34 @@ class OpenRequest:
     memory_budget: int | None = None
     options: Options = field(default_factory=dict)
     progress: Progress = lambda done, total: None
+
+    def record(
+        self,
+        *,
+        context: int,
+        threads: int | None = None,
+        memory_budget: int | None = None,
+        own: Mapping[str, Any] | None = None,
+    ) -> LoadRecord:
+        """The load's record. Asked is this request with every option that was given; got is the
+        context, the lanes, the threads and the bytes planned where the adapter knows them, and
+        whatever is its `own`."""
+        given = {name: _plain(it) for name, it in self.options.items() if it is not None}
+        asked = {
+            "context": self.context,
+            "lanes": self.lanes,
+            "threads": self.threads,
+            "memory-budget": self.memory_budget,
+            **given,
+        }
+        known = {"threads": threads, "memory-budget": memory_budget}
+        got: dict[str, Any] = {"context": context, "lanes": self.lanes}
+        got |= {name: value for name, value in known.items() if value is not None}
+        return LoadRecord(asked=asked, got=got | dict(own or {}))
+
+
+def _plain(value: Value) -> object:
+    return list(value) if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +354,8 @@ class Tokenizer(abc.ABC):
 
 
 __all__ = [
+    "GGUF",
+    "SAFETENSORS",
     "Adapter",
     "AdapterInfo",
     "Archive",
@@ -330,6 +365,8 @@ __all__ = [
     "Feed",
     "Format",
     "InstallPlan",
+    "Kind",
+    "Line",
     "LoadRecord",
     "LoadedModel",
     "MemoryUse",
@@ -338,13 +375,17 @@ __all__ = [
     "Options",
     "Probe",
     "Progress",
+    "Requirement",
     "Rights",
     "Runtime",
     "RuntimeDescription",
+    "Scope",
     "SequenceId",
+    "State",
     "Tick",
     "Tokenizer",
     "Value",
+    "Values",
     "Version",
     "Wheel",
 ]

@@ -49,7 +49,7 @@ class Sequences:
         self._describe = runtime.describe()
         self._cache_bytes = cache_bytes
         self._most_parked = parked_bytes
-        self._spare = _create(runtime, lanes, name)
+        self._spare = [_set_up(runtime, lane, lanes, name) for lane in range(lanes)]
         self._lanes: dict[Stream, SequenceId] = {}
         self._stored: dict[Stored, None] = {}
         self._index: PrefixIndex[Holder] = PrefixIndex()
@@ -321,17 +321,6 @@ def _tokens(holder: Holder) -> Sequence[int]:
 
 def _length(holder: Holder) -> int:
     return holder.fed if isinstance(holder, Stream) else len(holder.tokens)
-
-
-def _create(runtime: Runtime, lanes: int, name: str) -> list[SequenceId]:
-    most = runtime.describe().sequences
-    if most < lanes:
-        raise DoesNotFit(
-            f"{lanes} lanes were asked for, {name} holds {most} sequences at once",
-            fix=f"serve with --lanes {max(1, most)}",
-            param="lanes",
-        )
-    return [_set_up(runtime, lane, lanes, name) for lane in range(lanes)]
 
 
 def _set_up(runtime: Runtime, lane: int, lanes: int, name: str) -> SequenceId:

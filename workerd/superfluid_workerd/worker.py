@@ -36,6 +36,7 @@ from superfluid_workerd import sandbox
 from superfluid_workerd.adapter import Adapter, OpenRequest, RuntimeDescription
 from superfluid_workerd.codec.chat import ChatCodec
 from superfluid_workerd.executor import Executor, Rejected
+from superfluid_workerd.grant import granted_context
 from superfluid_workerd.intake import Intake
 from superfluid_workerd.link.frames import (
     Cancel,
@@ -131,7 +132,10 @@ class _Worker:
         policy = Policy.from_environment(os.environ)
         self._link.send(Stage(stage="probed"))
         try:
-            loaded = self._adapter.open(self._request(load))
+            request = self._request(load)
+            loaded = self._adapter.open(request)
+            described = loaded.runtime.describe()
+            context = granted_context(request, described, self._adapter.info().id)
             executor = Executor(
                 loaded.runtime, load.lanes, policy, self._link.send, self._adapter.info().id
             )
@@ -145,10 +149,8 @@ class _Worker:
                 f"{self._adapter.info().id} failed to open {load.model} with {in_words(error)}",
                 fix="report this with the dossier",
             ) from error
-        described = loaded.runtime.describe()
         family = loaded.family or loaded.facts.architecture
         codec = ChatCodec(loaded.tokenizer, loaded.template, family)
-        context = min(described.context, described.tokens or described.context)
         intake = Intake(loaded.tokenizer, codec, context, described.vocabulary)
         self._serving = _Serving(executor, intake)
         sandbox.loaded()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from superfluid_adapter_native.config import ModelConfig, configure
 from superfluid_adapter_native.executor import StreamingExecutor
@@ -211,25 +211,10 @@ class _Assembly:
 
 
 def _record(request: OpenRequest, settings: Settings, plan: MemoryPlan, threads: int) -> LoadRecord:
-    got: dict[str, Any] = {
-        "context": plan.context,
-        "lanes": request.lanes,
-        "threads": threads,
-        "memory-budget": plan.total,
+    own = {
         "layers-resident": len(plan.resident),
         "head-resident": bool(plan.matrices),
         "kv-type": settings.kv_type,
         "exact": settings.exact,
     }
-    asked: dict[str, Any] = {
-        "context": request.context,
-        "lanes": request.lanes,
-        "threads": request.threads,
-        "memory-budget": request.memory_budget,
-        **{name: _plain(value) for name, value in request.options.items() if value is not None},
-    }
-    return LoadRecord(asked=asked, got=got)
-
-
-def _plain(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
+    return request.record(context=plan.context, threads=threads, memory_budget=plan.total, own=own)

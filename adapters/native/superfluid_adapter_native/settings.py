@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from superfluid_adapter_native.kv_cache import KVType
-from superfluid_workerd.adapter import Options
+from superfluid_workerd.adapter import Options, Values
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +24,14 @@ class Settings:
     @classmethod
     def of(cls, options: Options) -> Settings:
         """From checked options; what is missing has its default."""
-        cache = options.get("cache-bytes", "auto")
-        layers, most = options.get("layers"), options.get("max-layers")
+        values = Values(options)
         return cls(
-            cache_bytes=cache if isinstance(cache, int) else None,
-            layers=layers if isinstance(layers, tuple) else None,
-            max_layers=most if isinstance(most, int) else None,
-            kv_type=cast(KVType, options.get("kv-type") or "f32"),
-            read_ahead=bool(options.get("read-ahead", True)),
-            exact=bool(options.get("exact", False)),
+            cache_bytes=values.integer("cache-bytes", None),
+            layers=values.indices("layers", None),
+            max_layers=values.integer("max-layers", None),
+            kv_type=cast(KVType, values.text("kv-type", "f32")),
+            read_ahead=values.flag("read-ahead", True),
+            exact=values.flag("exact", False),
         )
 
 

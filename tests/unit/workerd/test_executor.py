@@ -233,7 +233,7 @@ def test_without_room_for_all_the_younger_wait_and_nobody_fails() -> None:
 
 
 def test_a_runtime_that_holds_fewer_sequences_than_lanes_is_refused_at_once() -> None:
-    with pytest.raises(DoesNotFit, match="4 lanes were asked for, odd holds 2 sequences"):
+    with pytest.raises(DoesNotFit, match="odd could not set up lane 2 of 4: 2 sequences exist"):
         _executor(Stage(Orders(), 2), 4)
 
 

@@ -98,6 +98,44 @@ def test_a_load_that_fails_says_why(
     assert worker.exit_code() == exit_code
 
 
+@pytest.mark.parametrize(
+    ("orders", "asked", "message"),
+    [
+        (Orders(silent=True, context=64), {"context": 65},
+         "a context of 65 tokens was asked for, fake holds 64"),
+        (Orders(context=256, tokens=100), {"context": 101},
+         "a context of 101 tokens was asked for, fake holds 100"),
+        (Orders(silent=True, max_sequences=3), {"lanes": 4},
+         "4 lanes were asked for, fake holds 3 sequences at once"),
+    ],
+)  # fmt: skip
+def test_a_load_that_falls_short_in_silence_is_refused(
+    worker: Worker, orders: Orders, asked: dict[str, int], message: str
+) -> None:
+    worker.load(orders, wait=False, context=asked.get("context", 0), lanes=asked.get("lanes", 2))
+    error = worker.until(LoadFailed).error
+    assert (error.code, error.message, error.param) == ("does_not_fit", message, next(iter(asked)))
+    assert worker.exit_code() == 3
+
+
+@pytest.mark.parametrize(
+    ("orders", "asked"),
+    [
+        (Orders(silent=True, context=64), {"context": 64}),
+        (Orders(silent=True, context=64), {"context": 0}),
+        (Orders(silent=True, max_sequences=3), {"lanes": 3}),
+    ],
+)
+def test_a_load_that_grants_what_was_asked_serves(
+    worker: Worker, orders: Orders, asked: dict[str, int]
+) -> None:
+    worker.load(orders, context=asked.get("context", 0), lanes=asked.get("lanes", 2))
+    ready = worker.all[-1]
+    assert isinstance(ready, Ready)
+    assert ready.description.record.asked.items() >= {**asked, "mode": "plain"}.items()
+    assert ready.description.record.got["context"] == orders.context
+
+
 def test_a_foreign_exception_leaves_its_traceback_in_the_log(worker: Worker) -> None:
     worker.load(Orders(load_error="raise"), wait=False)
     assert "ZeroDivisionError" in worker.until(LoadFailed).error.message
