@@ -156,7 +156,9 @@ class _Planner:
             "tokenizer": size * _TOKEN_BYTES,
             "weights": self.header.size,
             "kv": self._kv_bytes(cells, sequences, ubatch, unified=unified),
-            "transient": self._compute_bytes(cells, ubatch) + outputs * 4 * size + _SCRATCH_BYTES,
+            "transient": self._compute_bytes(cells if unified else cells // sequences, ubatch)
+            + outputs * 4 * size
+            + _SCRATCH_BYTES,
         }
         if self.shape.embeds:
             outputs = batch
@@ -208,13 +210,14 @@ class _Planner:
         period = pattern if isinstance(pattern, int) else _PERIODS.get(self.header.architecture, 0)
         return bool(period) and (layer + 1) % period != 0
 
-    def _compute_bytes(self, cells: int, ubatch: int) -> int:
+    def _compute_bytes(self, reach: int, ubatch: int) -> int:
+        """What a micro-batch computes in; a token attends to `reach` cells at the most."""
         number = self.header.number
         width = number("embedding_length")
         hidden = max(_per_layer(self.header, "feed_forward_length"), default=0)
         heads = max(_per_layer(self.header, "attention.head_count"), default=0)
         plain = self.settings.text("flash-attn") == "off"
-        attention = 6 * cells + (4 * heads * cells if plain else 0)
+        attention = 6 * reach + (4 * heads * reach if plain else 0)
         return ubatch * (4 * (8 * width + 3 * hidden) + attention)
 
 

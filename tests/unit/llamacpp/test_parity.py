@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import psutil
 import pytest
 
 from superfluid_workerd.adapter import Feed, LoadedModel
@@ -113,3 +114,17 @@ def test_eight_streams_together_get_what_each_gets_alone(default_model: Path, sh
             apart = [float(np.abs(alone - rows).max()) for rows in together if rows is not None]
             assert int(np.argmin(apart)) == index
             assert apart[index] < TOLERANCE < 2 * TOLERANCE < sorted(apart)[1]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("swa_full", [False, True], ids=["own-caches", "one-cache"])
+def test_what_is_held_stays_within_the_plan_and_fills_most_of_it(
+    swa_full: bool, default_model: Path, shared: Path
+) -> None:
+    before = psutil.Process().memory_info().rss
+    with opened(default_model, shared, context=8192, lanes=4, swa_full=swa_full) as loaded:
+        runtime = loaded.runtime
+        runtime.step([Feed(runtime.seq_create(), list(range(5, 505)), 0, "none")], ignore)
+        held = psutil.Process().memory_info().rss - before
+        planned = sum(loaded.plan.values()) - loaded.plan["interpreter"]
+    assert planned // 2 < held <= planned
