@@ -186,7 +186,7 @@ class MemoryManager:
             return
         first, end, _ = (span or slice(None)).indices(tensor.bytes)
         file, start = self._files[tensor.file], tensor.offset + first
-        os.posix_fadvise(file, start, end - first, os.POSIX_FADV_WILLNEED)
+        _advise(file, start, end - first, os.POSIX_FADV_WILLNEED)
         address = int(handle.view.__array_interface__["data"][0])
         for at in range(address + first, address + end, _FETCH_BYTES):
             if stop():
@@ -281,7 +281,13 @@ class MemoryManager:
         if mapped and self._forget:
             tensor = handle.tensor
             file = self._files[tensor.file]
-            os.posix_fadvise(file, tensor.offset, tensor.bytes, os.POSIX_FADV_DONTNEED)
+            _advise(file, tensor.offset, tensor.bytes, os.POSIX_FADV_DONTNEED)
+
+
+def _advise(file: int, start: int, count: int, advice: int) -> None:
+    """It is advice: a file system that takes none still reads."""
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(file, start, count, advice)
 
 
 def _populate(address: int, count: int) -> None:
