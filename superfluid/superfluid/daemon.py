@@ -186,7 +186,7 @@ class Choosing:
         readable = [
             self._preparations.shared(row.id),
             *map(Path, lent_packages(row.id).values()),
-            *(Path(str(path)) for path in (place.folder, *given) if path),
+            *(it for path in (place.folder, *given) if path for it in family(Path(str(path)))),
         ]
         return confine.rights(
             level,
@@ -195,6 +195,12 @@ class Choosing:
             readable,
             memory_budget=_count(settings, "memory-budget"),
         )
+
+
+def family(path: Path) -> list[Path]:
+    """What a path that was given stands for: a library also for those beside it."""
+    beside = sorted(path.parent.glob("lib*")) if ".so" in path.name or ".dylib" in path.name else []
+    return [path, *(it for it in beside if it.is_file())]
 
 
 def _digest(choice: Choice) -> str:

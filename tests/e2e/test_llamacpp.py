@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +82,29 @@ def test_a_library_of_ones_own_serves_without_an_install(
     flag = ["--llamacpp-lib", own] if way == "flag" else []
     extra = {} if way == "flag" else {"SUPERFLUID_LLAMA_LIB": own}
     with serving([str(model), "--threads", "1", *flag], tmp_path / "home", **extra) as server:
+        assert completed(server).status_code == 200
+
+
+def in_two_files(folder: Path) -> Path:
+    """The library with one of its dependencies beside it, under a name that no system has."""
+    ctypes.CDLL("libgomp.so.1")
+    maps = Path("/proc/self/maps").read_text()
+    (gomp,) = set(re.findall(r"/\S*libgomp\.so\.1\S*", maps))
+    beside = folder / "libgomq.so.1"
+    beside.write_bytes(Path(gomp).read_bytes().replace(b"libgomp.so.1\0", b"libgomq.so.1\0"))
+    return with_bytes(folder, b"\0libgomp.so.1\0", b"\0libgomq.so.1\0")
+
+
+@pytest.mark.parametrize("name", ["file", "folder"])
+def test_a_library_of_several_files_serves_from_its_own_folder(
+    name: str, model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    library = in_two_files(folder)
+    own = library if name == "file" else folder
+    words = [str(model), "--threads", "1", "--llamacpp-lib", str(own), "--untested"]
+    with serving(words, tmp_path / "home") as server:
         assert completed(server).status_code == 200
 
 

@@ -50,7 +50,10 @@ def open_library(options: Options, installed: Path | None, cache: Path | None) -
     try:
         library = load_library(Path(finding.path))
     except NotLoadable as error:
-        raise RuntimeBroken(str(error), fix="start a worker of its own for it") from error
+        raise RuntimeBroken(
+            str(error),
+            fix="see that the library and what lies beside it can be read and are of one build",
+        ) from error
     return Opened(library, contracts()[finding.contract], finding)
 
 
