@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import importlib.util
+import ast
+import importlib
 import json
 import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from superfluid.catalog import catalog
+from superfluid.supervisor.life import Limits
+from superfluid.supervisor.states import WorkerState
+from superfluid_compat.errors import DoesNotFit
+from superfluid_workerd import adapter
 from superfluid_workerd.adapter import Feed
 from superfluid_workerd.conformance import (
     AdapterContract,
@@ -46,15 +53,10 @@ def package(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def module(package: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "superfluid_adapter_parrot", package / "superfluid_adapter_parrot.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def module(package: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(package))
+    monkeypatch.delitem(sys.modules, "superfluid_adapter_parrot", raising=False)
+    return importlib.import_module("superfluid_adapter_parrot")
 
 
 @pytest.fixture
@@ -110,6 +112,43 @@ def test_a_file_that_is_no_model_of_its_is_refused(package: Path, model: Path) -
     model.write_bytes(b"PARROT\n")
     code, refusal = ask(package, "facts", str(model))
     assert (code, refusal["code"]) == (3, "model_damaged")
+
+
+def test_more_context_than_it_has_is_refused(case: Case) -> None:
+    assert case.adapter.open(case.request(context=4096)).record.got["context"] == 4096
+    with pytest.raises(DoesNotFit, match="a context of 4097 was asked for, a parrot has 4096"):
+        case.adapter.open(case.request(context=4097))
+
+
+def test_its_option_is_in_the_record(case: Case) -> None:
+    record = replace(case, options={"certainty": 7}).load().record
+    assert (record.asked["certainty"], record.got["certainty"]) == (7, 7)
+
+
+LIMITS = {
+    "`about`, `facts`, `memory`, `plan`": catalog.ANSWER_S,
+    "`check`": catalog.CHECK_S,
+    "`prepare`, `install`": catalog.PREPARE_S,
+    "a worker's start, up to its greeting": Limits().still_s[WorkerState.SPAWNED],
+    "`open`, before its first `progress`": Limits().still_s[WorkerState.PROBED],
+    "`open`, after that": Limits().still_s[WorkerState.MAPPED],
+    "a step": Limits().still_s[WorkerState.SERVING],
+}
+
+
+def test_the_page_tells_the_limits_there_are() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| (\d+) \|", PAGE.read_text("utf-8"), re.M)
+    assert {what: float(limit) for what, limit in rows} == LIMITS
+
+
+def test_all_it_needs_comes_from_the_adapter_module_and_the_errors(module: ModuleType) -> None:
+    tree = ast.parse(block("python"))
+    ours = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name for name in ours if name and name.startswith("superfluid")} == {
+        "superfluid_compat.errors",
+        "superfluid_workerd.adapter",
+    }
+    assert set(adapter.__all__) <= set(dir(adapter))
 
 
 def test_it_says_its_phrase(case: Case) -> None:

@@ -51,7 +51,8 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 Tick: TypeAlias = Callable[[], None]
 """Called within a long step, per layer or micro-batch. It may raise to abandon the step; the
-runtime lets that pass and leaves every sequence of the step truncatable to its start."""
+runtime lets that pass. Its sequences are then truncated to the lengths they had, or freed where
+that is refused."""
 
 
 class Adapter(abc.ABC):

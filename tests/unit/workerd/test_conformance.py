@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 from superfluid_adapter_fake.adapter import FakeAdapter
 from superfluid_adapter_fake.orders import Orders, write_model
 from superfluid_adapter_fake.runtime import FakeRuntime, extend
 
+from superfluid_compat.errors import ChatUnsupported
 from superfluid_workerd.adapter import (
+    Facts,
     Feed,
     LoadedModel,
     OpenRequest,
@@ -35,6 +39,7 @@ KINDS = {
     "able": Orders(),
     "plain": Orders(copy=False, export=False, truncate="zero", step_tokens=16, context=48),
     "pooled": Orders(tokens=256, retry=True),
+    "chatty": Orders(template="{{ messages[0].content }}", max_sequences=4),
 }
 
 
@@ -147,3 +152,52 @@ def test_a_runtime_that_breaks_the_contract_is_caught(
     case = Case(adapter=Adapter(), model=model, folder=tmp_path, lanes=4)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         getattr(RuntimeContract(), CAUGHT[broken])(case)
+
+
+class Lying(FakeAdapter):
+    """Says of a model what a load does not find."""
+
+    def __init__(self, **lie: Any) -> None:
+        self.lie = lie
+
+    def facts(self, model: Path) -> Facts:
+        return msgspec.structs.replace(super().facts(model), **self.lie)
+
+
+FACTS = "test_the_facts_are_what_a_load_finds"
+CUT = "test_more_than_there_is_is_refused_or_given_and_never_cut"
+BROKEN: dict[str, tuple[dict[str, Any], Orders, str, tuple[str, ...]]] = {
+    "vocabulary": ({"vocabulary": 260}, Orders(), FACTS, ()),
+    "more bytes than there are": ({"bytes": 1 << 40}, Orders(), FACTS, ()),
+    "no bytes": ({"bytes": 0}, Orders(), FACTS, ()),
+    "less context": ({"context": 255}, Orders(), FACTS, ()),
+    "a template that is not there": ({"template": True}, Orders(), FACTS, ()),
+    "no template where one is": ({"template": False}, Orders(template="x"), FACTS, ()),
+    "a broken template": ({}, Orders(template="{% if %}"), "test_the_models_template_compiles", ()),
+    "a context cut in silence": ({}, Orders(silent=True), CUT, ("context",)),
+    "lanes cut in silence": ({}, Orders(silent=True, max_sequences=4), CUT, ("lanes",)),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_an_adapter_that_breaks_the_contract_is_caught(kind: str, tmp_path: Path) -> None:
+    lie, orders, test, arguments = BROKEN[kind]
+    model = write_model(tmp_path / "m.fake", orders)
+    case = Case(adapter=Lying(**lie), model=model, folder=tmp_path, lanes=4)
+    with pytest.raises((AssertionError, ChatUnsupported)):
+        getattr(AdapterContract(), test)(case, *arguments)
+
+
+@pytest.mark.parametrize("engine", ["numpy", "numba"])
+def test_an_adapter_that_loads_an_engine_at_once_is_caught(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"hasty_{engine}"
+    lines = (f"import {engine}", "from superfluid_adapter_fake.adapter import FakeAdapter", "")
+    code = "\n".join((*lines, "class Hasty(FakeAdapter): ...", ""))
+    (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    hasty = importlib.import_module(name).Hasty()
+    case = Case(adapter=hasty, model=write_model(tmp_path / "m.fake"), folder=tmp_path)
+    with pytest.raises(AssertionError):
+        AdapterContract().test_importing_it_loads_no_engine(case)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import pytest
 
 from superfluid_compat import numbers
-from superfluid_compat.errors import ModelDamaged, ModelError
+from superfluid_compat.errors import DoesNotFit, ModelDamaged, ModelError
 from superfluid_workerd.adapter import OpenRequest
+from superfluid_workerd.codec.templates import Template
 from superfluid_workerd.conformance.case import Case
 from superfluid_workerd.options import Option
+
+ENGINES: Final = frozenset({"jax", "llvmlite", "mlx", "numba", "numpy", "torch"})
+"""What may be loaded by `check`, `tokenizer` and `open`, and by nothing before them."""
 
 
 class AdapterContract:
@@ -46,8 +53,57 @@ class AdapterContract:
         loaded = case.load()
         loaded.runtime.close()
         assert loaded.facts == facts
-        assert facts.bytes > 0
         assert facts.format in {it.name for it in case.adapter.info().formats}
+
+    def test_the_facts_are_what_a_load_finds(self, case: Case) -> None:
+        """Of the vocabulary and the context 0 says that the header tells neither."""
+        facts = case.adapter.facts(case.model)
+        loaded = case.adapter.open(case.request(context=0))
+        described = loaded.runtime.describe()
+        loaded.runtime.close()
+        assert 0 < facts.bytes <= _size(case.model)
+        assert facts.vocabulary in (0, described.vocabulary, loaded.tokenizer.size)
+        assert facts.context == 0 or described.context <= facts.context
+        assert facts.template == (loaded.template is not None)
+
+    def test_the_models_template_compiles(self, case: Case) -> None:
+        loaded = case.load()
+        loaded.runtime.close()
+        assert loaded.template is None or Template(loaded.template)
+
+    def test_importing_it_loads_no_engine(self, case: Case) -> None:
+        module = type(case.adapter).__module__
+        script = f"import sys, {module}\nprint(*sys.modules)"
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert not ENGINES & set(done.stdout.split())
+
+    @pytest.mark.parametrize("what", ["context", "lanes"])
+    def test_more_than_there_is_is_refused_or_given_and_never_cut(
+        self, case: Case, what: str
+    ) -> None:
+        loaded = case.load()
+        described = loaded.runtime.describe()
+        loaded.runtime.close()
+        request = (
+            case.request(context=described.context + 1)
+            if what == "context"
+            else case.request(lanes=described.sequences + 1)
+        )
+        try:
+            loaded = case.adapter.open(request)
+        except DoesNotFit:
+            return
+        got = loaded.runtime.describe()
+        loaded.runtime.close()
+        assert got.context >= request.context
+        assert got.sequences >= request.lanes
 
     def test_preparing_twice_is_quick_and_changes_nothing(self, case: Case, tmp_path: Path) -> None:
         facts = case.adapter.facts(case.model)
@@ -86,3 +142,8 @@ def _snapshot(folder: Path) -> dict[str, int]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def _size(model: Path) -> int:
+    files = model.rglob("*") if model.is_dir() else [model]
+    return sum(path.stat().st_size for path in files if path.is_file())

@@ -58,17 +58,20 @@ class Case:
         """Every option of the adapter with its value."""
         return checked_options(self.adapter, self.options)
 
-    def load(self) -> LoadedModel:
-        """The model, opened as a worker opens it."""
-        request = OpenRequest(
+    def request(self, *, context: int | None = None, lanes: int | None = None) -> OpenRequest:
+        """What a worker would ask, with another context or other lanes than the case's."""
+        return OpenRequest(
             model=self.model,
             scratch=self.folder,
             shared=self.folder,
-            context=self.context,
-            lanes=self.lanes,
+            context=self.context if context is None else context,
+            lanes=self.lanes if lanes is None else lanes,
             options=self.checked(),
         )
-        return self.adapter.open(request)
+
+    def load(self) -> LoadedModel:
+        """The model, opened as a worker opens it."""
+        return self.adapter.open(self.request())
 
     @contextmanager
     def opened(self) -> Iterator[Opened]:
