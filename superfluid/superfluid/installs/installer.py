@@ -11,7 +11,7 @@ import contextlib
 import errno
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -172,22 +172,22 @@ class Installer:
                 untested=manifest.untested,
             )
             plan = None if order.source else manifest.plan
-            return self._place(row, order, plan, keep=install.name)
+            return self._place_first(row, order, [plan], keep=install.name)
 
     def _place_first(
-        self, row: Row, order: Order, plans: list[InstallPlan] | list[None]
+        self, row: Row, order: Order, plans: Sequence[InstallPlan | None], keep: str = ""
     ) -> Outcome:
         """The first of `plans` whose backend finds a device."""
         for number, plan in enumerate(plans):
             try:
-                return self._place(row, order, plan)
+                return self._place(row, order, plan, keep)
             except _NoDevice as error:
                 if number == len(plans) - 1:
                     raise error.verdict.error(row.id) from error
                 self.reports.say(f"{row.id}: {error.verdict.found}; trying the next backend")
         raise NotInstallable(f"runtime {row.id} has nothing to install")
 
-    def _place(self, row: Row, order: Order, plan: InstallPlan | None, keep: str = "") -> Outcome:
+    def _place(self, row: Row, order: Order, plan: InstallPlan | None, keep: str) -> Outcome:
         """Stage, check and place one; `keep` is the name it must get again."""
         staging = self.installs.staging(row.id)
         try:

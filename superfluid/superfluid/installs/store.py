@@ -216,10 +216,15 @@ class Installs:
         """Give what is staged its name, in place of one that has it. The caller holds the lock."""
         target = self.root / manifest.runtime / manifest.name
         write_manifest(staged, manifest)
+        aside = private_folder(staging / "aside") / manifest.name
         if target.exists():
-            aside = private_folder(staging / "aside") / manifest.name
             target.replace(aside)
-        staged.replace(target)
+        try:
+            staged.replace(target)
+        except BaseException:
+            if aside.exists():
+                aside.replace(target)
+            raise
         _sync(target.parent)
         return Install(manifest.runtime, manifest.name, target, manifest)
 
