@@ -16,7 +16,16 @@ from rich.console import Console
 from bench import machine
 from bench.rows import Bench, Row
 
-SECTIONS: Final = ("start", "decode", "native", "llamacpp", "sampling", "lanes", "kernels")
+SECTIONS: Final = (
+    "start",
+    "decode",
+    "native",
+    "llamacpp",
+    "sampling",
+    "lanes",
+    "supervision",
+    "kernels",
+)
 """Modules of this package with `rows(bench) -> Iterator[Row]`, in the order they run."""
 _ROOT: Final = Path(__file__).parents[2]
 
