@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import ssl
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,7 @@ STALL_S: Final = 30.0
 MOST_BYTES: Final = 16 << 30
 """Bound for a file whose size nobody stated."""
 
+_HUB: Final = "https://huggingface.co"
 _REDIRECTS: Final = 5
 _BLOCK_BYTES: Final = 1 << 18
 
@@ -37,6 +39,7 @@ def fetch(url: str, to: Path, *, sha256: str, size: int | None, progress: Progre
         follow_redirects=True,
         max_redirects=_REDIRECTS,
         timeout=httpx.Timeout(STALL_S),
+        headers=_credentials(url),
         event_hooks={"request": [_only_https]},
     )
     try:
@@ -53,6 +56,15 @@ def fetch(url: str, to: Path, *, sha256: str, size: int | None, progress: Progre
         raise ArtifactUnreachable(f"{url} cannot be fetched: {_reason(error)}") from error
     if found != sha256:
         raise ArtifactMismatch(f"{url} has SHA-256 {found}, wanted {sha256}")
+
+
+def _credentials(url: str) -> dict[str, str]:
+    """The hub's token, for a file of the hub; a redirect to another host does not take it along."""
+    token, hub = os.environ.get("HF_TOKEN"), os.environ.get("HF_ENDPOINT", _HUB)
+    asked, known = httpx.URL(url), httpx.URL(hub)
+    if not token or (asked.host, asked.port) != (known.host, known.port):
+        return {}
+    return {"Authorization": f"Bearer {token}"}
 
 
 def _only_https(request: httpx.Request) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,26 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(
     with pytest.raises(ArtifactUnreachable, match=r"(?i)certificate"):
         bring(f"{server.url}/x", tmp_path / "x")
     assert server.asked == []
+
+
+def test_the_hubs_token_goes_to_the_hub_alone(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str | None] = []
+
+    def note(handler: BaseHTTPRequestHandler) -> None:
+        seen.append(handler.headers.get("Authorization"))
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(CONTENT)))
+        handler.end_headers()
+        handler.wfile.write(CONTENT)
+
+    server.acts["/x"] = note
+    monkeypatch.setenv("HF_TOKEN", "token")
+    for endpoint in (server.url, "https://127.0.0.1:1", "https://hub.invalid"):
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        bring(f"{server.url}/x", tmp_path / "x")
+    assert seen == ["Bearer token", None, None]
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1/x", "ftp://127.0.0.1/x", "/etc/passwd"])
