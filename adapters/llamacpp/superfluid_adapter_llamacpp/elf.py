@@ -48,7 +48,7 @@ def read_elf(path: Path) -> Elf:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 return _Reader(data).read()
-            except (struct.error, IndexError) as error:
+            except (struct.error, IndexError, OverflowError) as error:
                 raise NotElf(f"an ELF file whose tables lie outside of it ({error})") from error
 
 

@@ -41,7 +41,7 @@ def model(folder: Path) -> Path:
     return write_tiny(folder / "tiny.gguf")
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=300)
 @given(edits=EDITS, share=st.floats(0, 1))
 def test_any_gguf_is_read_or_refused(
     model: Path, folder: Path, edits: list[tuple[int, bytes]], share: float
@@ -57,7 +57,7 @@ def shared_object(folder: Path) -> Path:
     return build(folder / "lib.so", contract=contracts()[7], at_load="raise(0);")
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=300)
 @given(edits=EDITS, cut=st.integers(0, 20_000))
 def test_any_elf_is_read_or_refused(
     shared_object: Path, folder: Path, edits: list[tuple[int, bytes]], cut: int
