@@ -5,8 +5,10 @@ Layout: the System V ABI's ELF-64, and the symbol version sections of the Linux 
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import platform
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -111,6 +113,12 @@ class _Reader:
         return self._data[start:end].decode(errors="replace")
 
     def _versions(self, dynamic: dict[int, int]) -> Iterator[tuple[int, ...]]:
+        words = itertools.islice(self._version_names(dynamic), _MOST)
+        for word in words:
+            if word.startswith("GLIBC_") and re.fullmatch(r"[0-9.]*[0-9]", word[6:]):
+                yield tuple(int(part) for part in word[6:].split(".") if part)
+
+    def _version_names(self, dynamic: dict[int, int]) -> Iterator[str]:
         if _VERNEED_AT not in dynamic:
             return
         at = self._at(dynamic[_VERNEED_AT])
@@ -119,8 +127,6 @@ class _Reader:
             entry = at + first
             for _ in range(count):
                 _, _, _, name, step = _VERNAUX.unpack_from(self._data, entry)
-                word = self._string(name)
-                if word.startswith("GLIBC_") and word[6:].replace(".", "").isdigit():
-                    yield tuple(int(part) for part in word[6:].split("."))
+                yield self._string(name)
                 entry += step
             at += following
