@@ -111,8 +111,8 @@ def listening(path: Path) -> None:
     ("make", "words"),
     [
         (missing, ["there is no file", "check the path"]),
-        (empty_folder, ["holds no model", "wanted a GGUF file", "name a model file"]),
-        (two_models, ["holds 2 models (a.gguf, b.gguf)", "wanted one", "name the file"]),
+        (empty_folder, ["is empty, wanted a model", "name a model file"]),
+        (two_models, ["is a folder with a.gguf, b.gguf", "native reads gguf", "name a file in it"]),
         (text, ["begins with 44 65 61 72", "native reads gguf", "give a model in one of these"]),
         (archive, ["begins with 50 4b 03 04", "native reads gguf"]),
         (Path.touch, ["is an empty file", "native reads gguf"]),

@@ -6,16 +6,15 @@ import traceback
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from superfluid_compat import numbers
+from superfluid_compat.entrypoints import ADAPTERS
 from superfluid_compat.errors import RuntimeBroken, SuperfluidError, UnknownAdapter
 from superfluid_compat.verdicts import require_number
 from superfluid_workerd.adapter import Adapter
 from superfluid_workerd.link.refusals import in_words
 from superfluid_workerd.options import nearest, resolve
-
-GROUP: Final = "superfluid.adapters"
 
 
 def load_adapter(name: str, installed: Path | None = None) -> Adapter:
@@ -56,7 +55,7 @@ def checked_options(adapter: Adapter, given: Mapping[str, Any]) -> dict[str, Any
 
 
 def _find(name: str) -> EntryPoint:
-    known = entry_points(group=GROUP)
+    known = entry_points(group=ADAPTERS)
     found = list(known.select(name=name))
     if not found:
         near = nearest(name, known.names)

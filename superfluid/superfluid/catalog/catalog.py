@@ -51,7 +51,8 @@ class Row:
             return [Option.from_description(each) for each in said]
         except (KeyError, TypeError, ValueError, BadOptionValue) as error:
             raise RuntimeBroken(
-                f"runtime {self.id} declares an unusable option: {error}"
+                f"runtime {self.id} declares an unusable option: {error}",
+                fix=self.entry.remedy,
             ) from error
 
     @property
@@ -158,8 +159,9 @@ class Catalog:
 
         A dedicated engine comes before one that streams weights, one that was installed before
         one that ships, then by id. Raises `UnknownAdapter`, `ModelNotFound`, `WrongRuntime` when
-        another than the one named reads it, `ModelError` when none does, or the problem of the
-        adapter that was named or is the only one.
+        another than the one named reads it, `ModelError` when none does, `RuntimeBroken` when one
+        that cannot be asked might, or the problem of the adapter that was named or is the only
+        one.
         """
         rows = await self.rows()
         asked = rows if runtime is None else [named(rows, runtime)]
@@ -172,7 +174,7 @@ class Catalog:
         others = [row for row in rows if row.format_of(model) is not None]
         if runtime is not None and others:
             raise _wrong(model, working[0], others)
-        raise _unread(model, working)
+        raise _unread(model, working, [row for row in asked if row.info is None])
 
 
 def _preference(row: Row) -> tuple[bool, bool, str]:
@@ -216,13 +218,16 @@ def _no_adapter() -> RuntimeBroken:
     return RuntimeBroken("no runtime is here at all, wanted at least the native one")
 
 
-def _unread(model: Path, rows: Sequence[Row]) -> ModelError:
+def _unread(model: Path, rows: Sequence[Row], broken: Sequence[Row]) -> SuperfluidError:
     wanted = "; ".join(
         f"{row.id} reads {', '.join(each.name for each in row.info.formats)}"
         for row in rows
         if row.info is not None
     )
-    return ModelError(
-        f"{model} is {formats.found(model)}, which no runtime asked reads ({wanted})",
-        fix="give a model in one of these formats",
-    )
+    message = f"{model} is {formats.found(model)}, which no runtime asked reads ({wanted})"
+    problems = [(row.id, row.problem) for row in broken if row.problem is not None]
+    if problems:
+        told = "; ".join(f"{id_}: {problem.message}" for id_, problem in problems)
+        return RuntimeBroken(f"{message}; others do not answer: {told}", fix=problems[0][1].fix)
+    named = "name a file in it, or " if model.is_dir() else ""
+    return ModelError(message, fix=f"{named}give a model in one of these formats")

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
+from superfluid_compat.entrypoints import ADAPTERS
 from superfluid_compat.errors import RuntimeBroken
 
-GROUP: Final = "superfluid.adapters"
 _ID: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 OVERRIDE: Final = "SUPERFLUID_WORKER_"
 """`SUPERFLUID_WORKER_<ID>` is the command that answers for the adapter of that id."""
@@ -28,6 +28,13 @@ class Entry:
     package: str
     problem: RuntimeBroken | None = None
 
+    @property
+    def remedy(self) -> str:
+        """What may mend an adapter that does not work: its command, or whoever provides it."""
+        if self.distribution.startswith(OVERRIDE):
+            return f"check the command in {self.distribution}"
+        return f"reinstall {self.distribution}"
+
 
 def override(adapter: str) -> str | None:
     """The command that the environment names as this adapter's worker."""
@@ -38,7 +45,7 @@ def find(points: Iterable[EntryPoint] | None = None) -> tuple[Entry, ...]:
     """Every adapter by id. An id that two distributions claim is one entry with that problem; one
     that only the environment names a worker for is an entry like others."""
     by_id: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group=GROUP) if points is None else points:
+    for point in entry_points(group=ADAPTERS) if points is None else points:
         by_id.setdefault(point.name, []).append(point)
     found = {name: _entry(name, claims) for name, claims in by_id.items()}
     if points is None:
@@ -65,3 +72,9 @@ def _entry(name: str, claims: list[EntryPoint]) -> Entry:
         )
     package = claims[0].module.partition(".")[0]
     return Entry(name, " and ".join(owners), version, package, problem)
+
+
+def remedy(adapter: str) -> str:
+    """The `Entry.remedy` of the adapter of that id here."""
+    found = (entry.remedy for entry in find() if entry.id == adapter)
+    return next(found, "reinstall superfluid")

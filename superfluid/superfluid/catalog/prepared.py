@@ -139,16 +139,17 @@ class Preparations:
                 facts = await self.facts(catalog, row, model, options, place)
                 probe = await self.probe(catalog, row, options, place)
                 if probe.problem is not None:
-                    raise of_problem(probe).error(row.id)
+                    raise of_problem(row, probe).error(row.id)
                 await catalog.prepare(row.id, facts, options, shared, place)
                 stamp.touch(mode=0o600)
         finally:
             notice.cancel()
 
 
-def of_problem(probe: Probe) -> Verdict:
-    """The verdict that a probe's problem is."""
-    return Verdict(probe.state, probe.rule, str(probe.problem), "", probe.fix)
+def of_problem(row: Row, probe: Probe) -> Verdict:
+    """The verdict that a probe's problem is; without a fix of its own, whoever provides it."""
+    fix = probe.fix or row.entry.remedy
+    return Verdict(probe.state, probe.rule, str(probe.problem), "", fix)
 
 
 def _keep(path: Path, answer: msgspec.Struct) -> None:
@@ -209,9 +210,13 @@ def _stamp(path: Path) -> tuple[str, int, int]:
 
 
 def _changes(package: str) -> Iterator[int]:
-    """When each source file of `package` changed; nothing is imported."""
+    """When each source file of `package`, or the one file it is, changed; nothing is imported."""
     found = importlib.util.find_spec(package)
-    for folder in (found.submodule_search_locations or ()) if found else ():
+    if found is None:
+        return
+    if found.submodule_search_locations is None and found.has_location and found.origin:
+        yield Path(found.origin).stat().st_mtime_ns
+    for folder in found.submodule_search_locations or ():
         for path in Path(folder).rglob("*.py"):
             yield path.stat().st_mtime_ns
 

@@ -239,7 +239,7 @@ class Chooser:
 def judge(row: Row, probe: Probe) -> Verdict:
     """What a probe makes of a runtime."""
     if probe.problem is not None:
-        return of_problem(probe)
+        return of_problem(row, probe)
     requires = row.info.requires if row.info else None
     if requires is None:
         found = f"version {probe.version}"

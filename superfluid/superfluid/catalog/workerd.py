@@ -17,9 +17,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from superfluid.catalog.entries import GROUP, override
+from superfluid.catalog.entries import override, remedy
 from superfluid.catalog.environment import worker_environment
 from superfluid.supervisor.tail import Tail
+from superfluid_compat.entrypoints import ADAPTERS
 from superfluid_compat.errors import RuntimeBroken
 from superfluid_workerd.link.answers import Refusal
 from superfluid_workerd.link.refusals import error_of
@@ -128,7 +129,7 @@ def shipped() -> Workerd:
 
 def bridged(interpreter: Path, adapter: str) -> tuple[str, ...]:
     """A worker under another Python, which is lent our packages and the adapter's."""
-    points = list(entry_points(group=GROUP, name=adapter))
+    points = list(entry_points(group=ADAPTERS, name=adapter))
     owners = {point.dist.name: point.dist for point in points if point.dist is not None}
     packages = lent_packages(adapter)
     lent = {
@@ -145,7 +146,9 @@ def bridged(interpreter: Path, adapter: str) -> tuple[str, ...]:
 def lent_packages(adapter: str) -> dict[str, str]:
     """What a worker imports of ours, and of who made the adapter: folder or file by name."""
     names = {"superfluid_compat", "superfluid_workerd"}
-    names |= {point.module.partition(".")[0] for point in entry_points(group=GROUP, name=adapter)}
+    names |= {
+        point.module.partition(".")[0] for point in entry_points(group=ADAPTERS, name=adapter)
+    }
     return dict(_folders(sorted(names)))
 
 
@@ -192,4 +195,6 @@ async def _end(child: asyncio.subprocess.Process) -> None:
 def _broken(adapter: str, words: Sequence[str], what: str, errors: Tail) -> RuntimeBroken:
     last = errors.lines()[-1:]
     told = f"; its last line: {last[0]}" if last else ""
-    return RuntimeBroken(f"runtime {adapter} {what} when asked for {words[0]}{told}")
+    return RuntimeBroken(
+        f"runtime {adapter} {what} when asked for {words[0]}{told}", fix=remedy(adapter)
+    )

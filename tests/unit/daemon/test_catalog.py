@@ -18,6 +18,8 @@ from superfluid.catalog.catalog import Catalog, Row
 from superfluid.catalog.entries import Entry
 from superfluid.catalog.environment import ALLOWED, worker_environment
 from superfluid.catalog.workerd import ANSWER_BYTES, Workerd, shipped
+from superfluid.models.resolve import located_path
+from superfluid_compat.entrypoints import ADAPTERS
 from superfluid_compat.errors import (
     ContractRefused,
     ModelDamaged,
@@ -35,6 +37,8 @@ ANSWERS = {
     '"formats": [{"name": "gguf", "magic": "47475546"}]}',
     "folders": '{"id": "folders", "kit": 1, "summary": "s", '
     '"formats": [{"name": "safetensors", "holds": ["config.json", "*.safetensors"]}]}',
+    "songs": '{"id": "songs", "kit": 1, "summary": "s", '
+    '"formats": [{"name": "song", "holds": ["*.song"]}]}',
     "newer": '{"id": "newer", "summary": "s", "formats": [], "kit": 99}',
     "garbled": '{"id": 7',
     "other": '["not", "an", "info"]',
@@ -72,7 +76,7 @@ def point(folder: Path, distribution: str, name: str) -> EntryPoint:
     info = folder / f"{distribution}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{entries.GROUP}]\n{name} = nowhere_{name}.x:make\n")
+    (info / "entry_points.txt").write_text(f"[{ADAPTERS}]\n{name} = nowhere_{name}.x:make\n")
     (found,) = PathDistribution(info).entry_points
     return found
 
@@ -100,7 +104,7 @@ async def test_two_claims_on_one_id_name_both_and_spare_the_rest(tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["../up", "Up", "", "a_b", "-a"])
 def test_an_id_that_is_no_word_is_refused(name: str) -> None:
-    (found,) = entries.find([EntryPoint(name, "nowhere.x:make", entries.GROUP)])
+    (found,) = entries.find([EntryPoint(name, "nowhere.x:make", ADAPTERS)])
     assert found.problem is not None
     assert f"calls its runtime {name!r}" in found.problem.message
 
@@ -231,6 +235,14 @@ async def test_the_format_picks_the_runtime(tmp_path: Path) -> None:
         (["good"], None, b"", ModelError, "an empty file"),
         (["good", "folders"], "folders", b"GGUF", WrongRuntime, "it reads safetensors"),
         (["good", "folders"], "folders", b"PK", ModelError, "folders reads safetensors"),
+        (
+            ["dead", "good"],
+            None,
+            b"PK",
+            RuntimeBroken,
+            "good reads gguf.*others do not answer: dead: .*it was never alive",
+        ),
+        (["dead", "good", "other"], None, b"PK", RuntimeBroken, "dead: .*; other: .*answered"),
         (["dead"], None, b"GGUF", RuntimeBroken, "it was never alive"),
         (["good", "dead"], "dead", b"GGUF", RuntimeBroken, "it was never alive"),
         ([], None, b"GGUF", RuntimeBroken, "no runtime is here at all"),
@@ -248,6 +260,41 @@ async def test_a_choice_that_cannot_serve_says_what_was_found(
     model.write_bytes(head)
     with pytest.raises(kind, match=words):
         await catalog(tmp_path, *names).candidates(model, runtime)
+
+
+async def test_a_broken_runtime_that_might_have_read_it_is_named_with_its_remedy(
+    tmp_path: Path,
+) -> None:
+    model = tmp_path / "m.bin"
+    model.write_bytes(b"PK")
+    claimed = [point(tmp_path, "one", "twice"), point(tmp_path, "two", "twice")]
+    asked = catalog(tmp_path, "good")
+    asked.entries = (*asked.entries, *entries.find(claimed))
+    with pytest.raises(RuntimeBroken, match="one and two both provide a runtime called") as caught:
+        await asked.candidates(model)
+    assert caught.value.exit_code == 4
+    assert caught.value.fix == "uninstall one of them"
+
+
+async def test_a_folder_of_a_strangers_format_goes_to_whoever_declares_it(tmp_path: Path) -> None:
+    model = tmp_path / "m"
+    model.mkdir()
+    (model / "weights.song").touch()
+    found = catalog(tmp_path, "good", "songs")
+    assert [row.id for row in await found.candidates(located_path(model).path)] == ["songs"]
+    (model / "weights.song").rename(model / "weights.tune")
+    with pytest.raises(ModelError, match=r"a folder with weights\.tune, which no") as caught:
+        await found.candidates(model)
+    assert caught.value.fix == "name a file in it, or give a model in one of these formats"
+
+
+def test_the_remedy_names_who_provides_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Entry("a", "their-package", "1", "a").remedy == "reinstall their-package"
+    assert entries.remedy("native") == "reinstall superfluid"
+    assert entries.remedy("unknown") == "reinstall superfluid"
+    assert entries.remedy("fake") == "reinstall superfluid-adapter-fake"
+    monkeypatch.setenv("SUPERFLUID_WORKER_FAKE", "/x/worker")
+    assert entries.remedy("fake") == "check the command in SUPERFLUID_WORKER_FAKE"
 
 
 async def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:

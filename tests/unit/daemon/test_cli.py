@@ -98,6 +98,7 @@ def test_bad_input_is_one_line_and_its_exit_code(
 
 
 def test_a_real_process_ends_with_the_code_and_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
     done = subprocess.run(
         [sys.executable, "-m", "superfluid", "serve", str(tmp_path)],
         env={**os.environ, "SUPERFLUID_HOME": str(tmp_path / "home")},
@@ -106,7 +107,7 @@ def test_a_real_process_ends_with_the_code_and_no_traceback(tmp_path: Path) -> N
         check=False,
     )
     assert done.returncode == 3
-    assert "holds no model" in done.stderr
+    assert "which no runtime asked reads" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

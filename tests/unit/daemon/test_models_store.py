@@ -229,9 +229,11 @@ def test_a_path_is_served_under_its_stem(store: Store, tmp_path: Path) -> None:
         (["m.gguf", "README.md"], "m.gguf"),
         (["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"], "m-00001-of-00002.gguf"),
         (["config.json", "a.safetensors"], ""),
+        (["a.gguf", "b.gguf"], ""),
+        (["manifest.song", "weights.song"], ""),
     ],
 )
-def test_a_folder_with_one_model(
+def test_a_folder_is_its_one_gguf_model_or_itself(
     store: Store, tmp_path: Path, files: list[str], entry: str
 ) -> None:
     for name in files:
@@ -239,20 +241,8 @@ def test_a_folder_with_one_model(
     assert locate(str(tmp_path), store).path == tmp_path / entry
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ([], "holds no model"),
-        (["config.json"], "holds no model"),
-        (["a.gguf", "b.gguf"], r"holds 2 models \(a\.gguf, b\.gguf\)"),
-    ],
-)
-def test_a_folder_without_one_model(
-    store: Store, tmp_path: Path, files: list[str], message: str
-) -> None:
-    for name in files:
-        (tmp_path / name).touch()
-    with pytest.raises(ModelNotFound, match=message) as caught:
+def test_an_empty_folder_is_no_model(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="is empty") as caught:
         locate(str(tmp_path), store)
     assert caught.value.exit_code is ExitCode.MODEL
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,6 +23,7 @@ from superfluid.installs.store import Installs
 from superfluid_compat.errors import (
     BadOptionValue,
     ForeignOption,
+    RuntimeBroken,
     RuntimeNotInstalled,
     RuntimeUntested,
     SuperfluidError,
@@ -192,6 +194,34 @@ async def test_a_check_that_failed_is_done_again_and_one_that_passed_is_not(
     for _ in range(2):
         await served(house.chooser(), model)
     assert house.asked().count("a check") == 3
+
+
+@pytest.mark.parametrize(("fix", "told"), [("", "reinstall dist-a"), ("plug it in", "plug it in")])
+async def test_a_failed_check_says_what_mends_it(
+    house: House, model: Path, fix: str, told: str
+) -> None:
+    house.add("a", probe=Probe(version="1", problem="no", fix=fix))
+    with pytest.raises(RuntimeBroken) as caught:
+        await served(house.chooser(), model)
+    assert caught.value.fix == told
+
+
+@pytest.mark.parametrize("kind", ["module", "package"])
+async def test_an_adapter_whose_code_changed_is_checked_again(
+    house: House, model: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"their_{kind}"
+    code = house.folder / (f"{name}.py" if kind == "module" else f"{name}/__init__.py")
+    code.parent.mkdir(exist_ok=True)
+    code.write_text("")
+    monkeypatch.syspath_prepend(str(house.folder))
+    house.add("a")
+    chooser = house.chooser()
+    chooser.catalog.entries = (Entry("a", "dist-a", "1", name),)
+    for changed_s in (1000, 1000, 2000):
+        os.utime(code, (changed_s, changed_s))
+        await served(chooser, model)
+    assert house.asked().count("a check") == 2
 
 
 async def test_each_adapter_is_asked_once_for_compat(house: House) -> None:
