@@ -7,7 +7,7 @@ import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from superfluid_adapter_llamacpp.context import Context
 from superfluid_adapter_llamacpp.contracts import Contract, contracts
@@ -193,25 +193,9 @@ class _Assembly:
         return "window" if shape.window and not self.settings.flag("swa-full") else "plain"
 
     def _record(self, context: Context, plan: Plan, threads: Mapping[str, int]) -> LoadRecord:
-        request, finding = self.request, self.opened.finding
-        options = {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in request.options.items()
-            if value is not None
-        }
-        asked: dict[str, Any] = {
-            "context": request.context,
-            "lanes": request.lanes,
-            "threads": request.threads,
-            "memory-budget": request.memory_budget,
-            **options,
-        }
-        got: dict[str, Any] = {
-            "context": plan.context,
-            "lanes": request.lanes,
-            "threads": threads["n_threads"],
+        finding = self.opened.finding
+        own = {
             "threads-batch": threads["n_threads_batch"],
-            "memory-budget": plan.total,
             "library": finding.path,
             "library-version": finding.version,
             "contract": finding.contract,
@@ -224,7 +208,9 @@ class _Assembly:
             "devices": [device.name for device in finding.devices],
             "n-gpu-layers": self._placed(),
         }
-        return LoadRecord(asked=asked, got=got)
+        return self.request.record(
+            context=plan.context, threads=threads["n_threads"], memory_budget=plan.total, own=own
+        )
 
     def _placed(self) -> int | str:
         """Layers on GPUs: none without one; what llama.cpp chose itself it does not tell."""
