@@ -102,7 +102,9 @@ class Catalog:
     async def facts(self, adapter: str, model: Path, place: Place = HERE) -> Facts:
         """What the model's header says, read by a worker."""
         words = ["facts", str(model)]
-        return await self.workerd.ask(adapter, words, Facts, place=place, timeout_s=ANSWER_S)
+        return await self.workerd.ask(
+            adapter, words, Facts, place=place, timeout_s=ANSWER_S, model=model
+        )
 
     async def check(
         self, adapter: str, options: Mapping[str, Any], shared: Path, place: Place = HERE
@@ -137,8 +139,15 @@ class Catalog:
         """The memory plan of a load, in bytes by part; `numbers` are the common options'."""
         flags = [word for name, it in numbers.items() for word in (f"--{name}", str(it))]
         words = ["memory", str(model), *flags, "--options", _json(options)]
+        named = [Path(it) for it in options.values() if isinstance(it, str) and it.startswith("/")]
         return await self.workerd.ask(
-            adapter, words, dict[str, int], place=place, timeout_s=ANSWER_S
+            adapter,
+            words,
+            dict[str, int],
+            place=place,
+            timeout_s=ANSWER_S,
+            model=model,
+            readable=named,
         )
 
     async def install_plan(self, adapter: str, version: str, backend: str) -> InstallPlan:

@@ -19,6 +19,7 @@ import msgspec
 
 from superfluid.catalog.entries import override, remedy
 from superfluid.catalog.environment import worker_environment
+from superfluid.supervisor import confine
 from superfluid.supervisor.tail import Tail
 from superfluid_compat.entrypoints import ADAPTERS
 from superfluid_compat.errors import RuntimeBroken
@@ -74,13 +75,22 @@ class Workerd:
         given: bytes = b"",
         place: Place = HERE,
         timeout_s: float,
+        model: Path | None = None,
+        readable: Sequence[Path] = (),
     ) -> T:
-        """The JSON answer to `words`, decoded as `answer`; `given` goes to its stdin.
+        """The JSON answer to `words`, decoded as `answer`; `given` goes to its stdin. With
+        `model` the worker may read that, its install and `readable`, and do nothing else.
 
         Raises what the worker refused with, or `RuntimeBroken` when it died, took longer than
         `timeout_s` or answered something else.
         """
-        child = await self._start(adapter, words, place)
+        rights = None
+        if model is not None:
+            lent = [Path(path) for path in lent_packages(adapter).values()]
+            own = [place.folder] if place.folder else []
+            rights = confine.of_reader(model, [*own, *lent, *readable])
+        with confine.handed(rights) as descriptors:
+            child = await self._start(adapter, words, place, descriptors)
         errors = Tail()
         try:
             async with asyncio.timeout(timeout_s):
@@ -102,9 +112,9 @@ class Workerd:
             raise _broken(adapter, words, f"answered something else: {error}", errors) from error
 
     async def _start(
-        self, adapter: str, words: Sequence[str], place: Place
+        self, adapter: str, words: Sequence[str], place: Place, descriptors: Sequence[int]
     ) -> asyncio.subprocess.Process:
-        argv = self.argv(adapter, *words, place=place)
+        argv = self.argv(adapter, *words, *confine.words(descriptors), place=place)
         try:
             return await asyncio.create_subprocess_exec(
                 *argv,
@@ -112,6 +122,7 @@ class Workerd:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env=worker_environment(),
+                pass_fds=tuple(descriptors),
                 start_new_session=True,
             )
         except OSError as error:

@@ -68,7 +68,9 @@ async def _ask(model: str, runtime: str | None, flags: Sequence[str], given: byt
     # One that ships needs no install to read a vocabulary.
     row = next((row for row in rows if row.info is not None and row.info.bundled), rows[0])
     words = ["tokenize", str(path), "--pieces", *flags]
-    return await catalog.workerd.ask(row.id, words, list[Piece], given=given, timeout_s=_TIMEOUT_S)
+    return await catalog.workerd.ask(
+        row.id, words, list[Piece], given=given, timeout_s=_TIMEOUT_S, model=path
+    )
 
 
 def _record(one: Piece) -> dict[str, Any]:

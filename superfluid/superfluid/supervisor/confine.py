@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import pwd
 import re
 import stat
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -49,6 +51,28 @@ def rights(
         data_bytes=budget,
         threads=THREADS,
     )
+
+
+def of_reader(model: Path, readable: Iterable[Path]) -> Rights:
+    """For a worker that answers from a model's header or vocabulary and serves nothing."""
+    return rights("auto", Declared(), model, readable)
+
+
+@contextlib.contextmanager
+def handed(rights: Rights | None) -> Iterator[list[int]]:
+    """The descriptor of an open file without a name that holds `rights`, if there are any."""
+    if rights is None:
+        yield []
+        return
+    with tempfile.TemporaryFile() as file:
+        file.write(rights.encode())
+        file.seek(0)
+        yield [file.fileno()]
+
+
+def words(descriptors: Iterable[int]) -> list[str]:
+    """How a worker is told of what was `handed`."""
+    return [word for each in descriptors for word in ("--rights", str(each))]
 
 
 def model_paths(model: Path) -> list[str]:

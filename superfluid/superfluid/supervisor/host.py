@@ -366,7 +366,7 @@ class ModelHost:
         except RuntimeBroken as error:
             self._never_born(error)
 
-    def _rights(self, scratch: Path) -> bytes | None:
+    def _rights(self, scratch: Path) -> Rights | None:
         rights = self.spec.rights
         if rights is None:
             return None
@@ -374,7 +374,7 @@ class ModelHost:
             os.chown(scratch, *rights.user)
         self._group = pids.make(rights.threads) if rights.level != "none" else ""
         own = str(scratch.resolve())
-        return dataclasses.replace(rights, write=(own,), group=self._group).encode()
+        return dataclasses.replace(rights, write=(own,), group=self._group)
 
     def _never_born(self, error: SuperfluidError) -> None:
         self._remove_scratch()

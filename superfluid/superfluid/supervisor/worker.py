@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import IO, Final, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
 
+from superfluid.supervisor import confine
 from superfluid.supervisor.ledger import Ledger
 from superfluid.supervisor.process import Exit, Process
 from superfluid_compat.errors import LinkError
 from superfluid_workerd.link import framing
 from superfluid_workerd.link.frames import ToDaemon, ToWorker
+from superfluid_workerd.sandbox.rights import Rights
 
 _READ_BYTES: Final = 256 << 10
 _MOST_UNSENT: Final = 4 * framing.CAP
@@ -44,7 +45,7 @@ class Worker:
         environment: Mapping[str, str],
         ledger: Ledger,
         listener: Listener,
-        rights: bytes | None = None,
+        rights: Rights | None = None,
     ) -> None:
         """Raises `RuntimeBroken` when the process cannot be started."""
         self._loop = asyncio.get_running_loop()
@@ -54,11 +55,9 @@ class Worker:
         self._stay: asyncio.TimerHandle | None = None
         self._link, theirs = socket.socketpair()
         try:
-            with _file_of(rights) as file:
-                given = () if file is None else (file.fileno(),)
-                words = [word for each in given for word in ("--rights", str(each))]
+            with confine.handed(rights) as given:
                 self.process = Process(
-                    [*command(theirs.fileno()), *words],
+                    [*command(theirs.fileno()), *confine.words(given)],
                     environment=environment,
                     inherit=(theirs.fileno(), *given),
                     ledger=ledger,
@@ -145,15 +144,3 @@ class Worker:
                 self._loop.remove_reader(self._link)
                 self._loop.remove_writer(self._link)
             self._link.close()
-
-
-@contextlib.contextmanager
-def _file_of(data: bytes | None) -> Iterator[IO[bytes] | None]:
-    """An open file without a name that holds `data`, or None."""
-    if data is None:
-        yield None
-        return
-    with tempfile.TemporaryFile() as file:
-        file.write(data)
-        file.seek(0)
-        yield file

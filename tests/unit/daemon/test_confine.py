@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from superfluid.catalog.workerd import Place, Workerd
 from superfluid.supervisor import confine, memory
 from superfluid_workerd.link.answers import Rights as Declared
 
@@ -108,3 +110,24 @@ def test_kills_are_read_where_this_cgroup_counts_them(
     for name, path in (("_CGROUPS", "."), ("_OWN", "own"), ("_VMSTAT", "vmstat")):
         monkeypatch.setattr(memory, name, tmp_path / path)
     assert memory.kills() == {f"cgroup {(tmp_path / place).parent}": 2, "kernel": 7}
+
+
+async def test_what_reads_a_header_gets_rights_too(tmp_path: Path) -> None:
+    echo = tmp_path / "echo.py"
+    echo.write_text("import os, sys\nprint(os.read(int(sys.argv[-1]), 1 << 20).decode())\n")
+    place = Place(folder=tmp_path / "install")
+    (tmp_path / "m").touch()
+    told = await Workerd((sys.executable, str(echo))).ask(
+        "fake",
+        ["facts", "m"],
+        dict[str, object],
+        place=place,
+        timeout_s=30,
+        model=tmp_path / "m",
+        readable=[tmp_path / "library.so"],
+    )
+    read = told["read"]
+    assert isinstance(read, list)
+    assert {str(tmp_path / name) for name in ("m", "install", "library.so")} < set(read)
+    assert any("superfluid_adapter_fake" in path for path in read)
+    assert (told["level"], told["write"], told["devices"]) == ("auto", [], [])
