@@ -21,6 +21,7 @@ from superfluid_workerd.link.frames import (
     GenerationRequest,
     Tokenize,
     Tokenized,
+    Tokens,
 )
 from superfluid_workerd.sampling import Sampler
 from superfluid_workerd.stream import Stream
@@ -71,6 +72,8 @@ class Intake:
     def tokenized(self, ask: Tokenize) -> Tokenized:
         """The answer to `ask`."""
         tokens = self.codec.tokenize(ask.prompt, special=ask.special)
+        if isinstance(ask.prompt, Tokens):
+            self._check_ids(tokens)
         pieces = [self.tokenizer.piece(token, special=True) for token in tokens]
         return Tokenized(request=ask.request, tokens=tokens, pieces=pieces)
 

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from superfluid.http.app import build
+from superfluid.http.openai.completions import CompletionBody
 from superfluid.http.settings import HttpSettings
 from superfluid_compat.errors import ContextLengthExceeded, Overloaded, WorkerDied
-from superfluid_workerd.link.frames import Delta, Logprob, TokenLogprob, TurnStats
+from superfluid_workerd.link.frames import Delta, Logprob, Sampling, TokenLogprob, TurnStats
 from support.service import ScriptedService, says
 
 SETTINGS = HttpSettings(host="127.0.0.1", port=8453, body_bytes=1 << 16, keep_alive_s=0.05)
@@ -380,6 +382,16 @@ async def test_a_header_of_ours_that_says_nothing_known_is_refused(header: str, 
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == header
     assert service.requests == []
+
+
+def test_every_sampling_field_of_a_body_goes_into_the_request() -> None:
+    given: dict[str, Any] = {
+        "temperature": 0.5, "top_p": 0.25, "top_k": 3, "min_p": 0.125, "typical_p": 0.75,
+        "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25, "seed": 7,
+    }  # fmt: skip
+    body = CompletionBody(prompt="x", repeat_last_n=9, logit_bias={"4": 2.0}, **given)
+    assert body.sampling(1) == Sampling(penalty_window=9, logit_bias={4: 2.0}, logprobs=1, **given)
+    assert msgspec.structs.replace(CompletionBody(prompt="x").sampling(None), seed=0) == Sampling()
 
 
 async def test_the_penalties_window_is_set_and_checked() -> None:

@@ -288,8 +288,10 @@ def test_tokenize_and_detokenize(worker: Worker) -> None:
     assert tokenized.tokens == [256, 104, 0xC3, 0xA9]
     assert tokenized.pieces == [b"<bos>", b"h", b"\xc3", b"\xa9"]
     assert worker.until(Detokenized).text == "hé"
-    assert worker.until(RequestFailed).request == 3
-    assert worker.until(RequestFailed).request == 4
+    for number, token, param in ((3, -4, "prompt"), (4, 99999, "tokens")):
+        failed = worker.until(RequestFailed)
+        assert (failed.request, failed.error.param) == (number, param)
+        assert failed.error.message.startswith(f"token {token} is none of the model's")
 
 
 def test_the_environment_bounds_the_seats(tmp_path: Path) -> None:

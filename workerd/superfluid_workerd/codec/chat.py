@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from superfluid_compat.errors import (
@@ -59,7 +59,8 @@ class ChatCodec:
     ) -> list[int]:
         """The ids of `prompt`; `special` reads special tokens in a `Text` as such.
 
-        Raises `InvalidField`, and for a chat `ChatUnsupported` and `MalformedRequest`. Text whose
+        Ids are taken as they are. Raises for a chat `InvalidField`, `ChatUnsupported` and
+        `MalformedRequest`. Text whose
         bytes alone show that it holds `most` ids or more is refused with `ContextLengthExceeded`
         before it is tokenized.
         """
@@ -68,7 +69,7 @@ class ChatCodec:
                 self._check_size(text, most)
                 return self._tokenizer.encode(text, add_special=add, special=special)
             case Tokens(tokens=tokens):
-                return self._checked(tokens)
+                return list(tokens)
             case Messages():
                 rendered, plain = self._rendered(prompt, most)
                 return self._opened(self._encoded(rendered, plain))
@@ -156,15 +157,6 @@ class ChatCodec:
         bos = self._tokenizer.bos
         expected = bos is not None and self._tokenizer.encode("", add_special=True)[:1] == [bos]
         return [bos, *tokens] if bos is not None and expected and tokens[:1] != [bos] else tokens
-
-    def _checked(self, tokens: Sequence[int]) -> list[int]:
-        size = self._tokenizer.size
-        for token in tokens:
-            if not 0 <= token < size:
-                raise InvalidField(
-                    f"the prompt holds token {token}, the model has 0 to {size - 1}", param="prompt"
-                )
-        return list(tokens)
 
     def _text(self, token: int | None) -> str:
         if token is None:

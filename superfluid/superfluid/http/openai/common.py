@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import secrets
 import sys
 import time
@@ -68,16 +69,8 @@ class GenerationBody(bodies.Body, abc.ABC):
             seed=seed,
             logprobs=logprobs,
             **bodies.present(
-                temperature=self.temperature,
-                top_p=self.top_p,
-                top_k=self.top_k,
-                min_p=self.min_p,
-                typical_p=self.typical_p,
-                repetition_penalty=self.repetition_penalty,
-                presence_penalty=self.presence_penalty,
-                frequency_penalty=self.frequency_penalty,
-                penalty_window=self.repeat_last_n,
                 logit_bias=bias or None,
+                **{field: getattr(self, name) for name, field in _sampling_fields().items()},
             ),
         )
 
@@ -113,6 +106,16 @@ class GenerationBody(bodies.Body, abc.ABC):
             validate.check_request(request)
             made.append(request)
         return made
+
+
+@functools.cache
+def _sampling_fields() -> dict[str, str]:
+    """Fields of a body that go into `Sampling` as they are, with their names there."""
+    renamed = {"repeat_last_n": "penalty_window"}
+    own = {"seed", "logprobs", "logit_bias"}
+    known = set(Sampling.__struct_fields__) - own
+    fields = {name: renamed.get(name, name) for name in GenerationBody.model_fields}
+    return {name: field for name, field in fields.items() if field in known}
 
 
 def _token(key: str) -> int:
