@@ -607,14 +607,23 @@ def msgspec_members() -> dict[str, bytes]:
     }
 
 
+def kit_wheels(index: Path) -> tuple[Wheel, ...]:
+    """What the kit wants of an environment; only msgspec is needed for a check."""
+    stubs = [packed(name, "9.9", {f"{name}/__init__.py": b""}, index) for name in STUBS]
+    return (packed("msgspec", "9.9", msgspec_members(), index), *stubs)
+
+
+STUBS = ("jinja2", "numpy")
+
+
 def test_a_private_environment_runs_the_check_and_sees_our_packages_alone(
     engine: Engine, tmp_path: Path
 ) -> None:
     index = tmp_path / "index"
-    kit = packed("msgspec", "9.9", msgspec_members(), index)
+    kit = kit_wheels(index)
     lib = library(tmp_path / "libengine.so").read_bytes()
     held = packed("enginelib", "2.0", {"lib/libengine.so": lib}, index)
-    plan = InstallPlan(version="2.0", backend="cpu", artifacts=(held,), environment=(kit,))
+    plan = InstallPlan(version="2.0", backend="cpu", artifacts=(held,), environment=kit)
     engine.offer(plan)
     with serving_index(index) as (url, asked):
         network = {"PIP_INDEX_URL": url, "PIP_TARGET": str(tmp_path / "elsewhere")}
@@ -641,9 +650,9 @@ def test_an_environment_killed_while_it_is_made_leaves_what_stood(
 ) -> None:
     index = tmp_path / "index"
     lib = library(tmp_path / "libengine.so", version="2.1").read_bytes()
-    kit = packed("msgspec", "9.9", msgspec_members(), index)
+    kit = kit_wheels(index)
     held = packed("enginelib", "2.1", {"lib/libengine.so": lib}, index)
-    engine.offer(InstallPlan(version="2.1", backend="cpu", artifacts=(held,), environment=(kit,)))
+    engine.offer(InstallPlan(version="2.1", backend="cpu", artifacts=(held,), environment=kit))
     given = folder_with(tmp_path)
     assert engine("runtime", "install", "engine", "--from", str(given)).code == 0
     with serving_index(index) as (url, _):
