@@ -209,6 +209,13 @@ def test_a_broken_adapter_is_a_row_and_the_others_work(
     assert compat["runtimes"]["native"]["problem"] is None
     ended = other("serve", str(write_model(tmp_path / "m.fake")), "--runtime", "bad", "--plan")
     assert ended.code == 4
+    # It might have been the one that reads this.
+    (tmp_path / "m.song").write_text("la la la")
+    ended = other("serve", str(tmp_path / "m.song"), "--plan")
+    assert ended.code == 4
+    assert "no runtime asked reads" in ended.err
+    assert "half of it is missing" in ended.err
+    assert "reinstall their-adapter" in ended.err
 
 
 # Verdicts

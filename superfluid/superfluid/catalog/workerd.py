@@ -126,7 +126,9 @@ class Workerd:
                 start_new_session=True,
             )
         except OSError as error:
-            raise RuntimeBroken(f"the worker {argv[0]} could not be started: {error}") from error
+            raise RuntimeBroken(
+                f"the worker {argv[0]} could not be started: {error}", fix=remedy(adapter)
+            ) from error
 
 
 def shipped() -> Workerd:
