@@ -177,6 +177,6 @@ async def test_a_level_that_cannot_be_had_is_refused_with_the_reason(
     await softer.served()
     reached = softer.sandbox()
     assert (reached["asked"], reached["level"]) == ("auto", "basic")
-    assert reached["missing"] == ["Landlock ABI 6 (scoped signals and sockets)"]
+    assert "Landlock ABI 6 (scoped signals and sockets)" in reached["missing"]
     softer.halt()
     await softer.over()

@@ -140,6 +140,44 @@ def test_a_served_turn_forgives_earlier_failures() -> None:
         fed(life, [Elapsed(), *UP[1:]], life.deadline)
 
 
+def test_a_death_that_a_stream_explains_counts_for_nothing_once_it_has_served() -> None:
+    life = Life(LIMITS)
+    for _ in range(3 * LIMITS.failures):
+        fed(life, [*UP, Moved(served=True)] if life.state is S.GONE else UP[1:])
+        fed(life, [Exited("died", explained=True)])
+        assert (life.state, life.failures) == (S.BACKOFF, 1)
+        assert life.handle(Elapsed(), 100.0) == [Spawn()]
+
+
+def test_an_explanation_does_not_spare_a_worker_that_never_served() -> None:
+    life = Life(LIMITS)
+    life.handle(Start(), 0.0)
+    for _ in range(LIMITS.failures):
+        fed(life, [*UP[1:], Exited("died", explained=True)])
+        life.handle(Elapsed(), 100.0)
+    assert life.state is S.GAVE_UP
+
+
+def test_the_next_load_waits_for_memory_within_a_bound() -> None:
+    life = at(S.SERVING)
+    fed(life, [Exited("died")])
+    assert life.handle(Elapsed(room=False), 1.0) == []
+    assert life.deadline is not None
+    assert 1.0 < life.deadline < 2.0
+    assert life.handle(Elapsed(room=False), 10.9) == []
+    assert life.handle(Elapsed(room=False), 11.0) == [Spawn()]
+    other = at(S.SERVING)
+    fed(other, [Exited("died")])
+    assert other.handle(Elapsed(room=False), 1.0) == []
+    assert other.handle(Elapsed(room=True), 1.2) == [Spawn()]
+
+
+def test_a_burial_says_what_comes_next() -> None:
+    (bury,) = fed(at(S.SERVING), [Exited("died")])
+    assert isinstance(bury, Bury)
+    assert bury.then == "another worker after 1 s"
+
+
 def test_a_turn_that_serves_nobody_forgives_nothing() -> None:
     life = at(S.SERVING)
     fed(life, [Exited("died"), Elapsed()])

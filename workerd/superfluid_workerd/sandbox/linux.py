@@ -57,14 +57,16 @@ def apply(rights: Rights, again: Callable[[], None]) -> Reached:
     account = _Account()
     _limit(rights)
     strict = rights.level in ("auto", "strict")
-    if rights.group:
-        account.attempt("control group", lambda: _write(f"{rights.group}/cgroup.procs", "0"))
-    if strict:
-        account.attempt("network and IPC namespaces", lambda: _namespaces(rights))
+    group = rights.group
+    bounded = bool(group) and account.attempt(
+        "control group", lambda: _write(f"{group}/cgroup.procs", "0")
+    )
+    own = strict and account.attempt("network and IPC namespaces", lambda: _namespaces(rights))
+    was_root = os.geteuid() == 0
     whole = account.attempt("user", lambda: _user(rights))
     again()
-    if os.geteuid() == 0 and not rights.group:
-        account.missing.append("bound on threads (the user is root, no control group)")
+    if not (bounded or (own and not was_root) or (was_root and os.geteuid() != 0)):
+        account.missing.append("bound on threads (no control group, no user namespace)")
     whole &= account.attempt("no new privileges", _no_new_privileges)
     version = landlock.abi()
     whole &= account.attempt(f"Landlock ABI {version}", lambda: _landlock(version, rights))

@@ -1,0 +1,165 @@
+"""Who is sent to a worker, when, and who is to blame; over a list in place of a worker."""
+
+from __future__ import annotations
+
+import itertools
+
+from superfluid.supervisor.resume import Resumption
+from superfluid.supervisor.streams import LiveStream
+from superfluid_compat.errors import FrameTooLarge
+from superfluid_workerd.link.frames import (
+    Cancel,
+    Delta,
+    Generate,
+    GenerationRequest,
+    Prompted,
+    Replay,
+    Text,
+    Tokens,
+    ToWorker,
+)
+
+
+class Bench:
+    """A resumption and what it sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[ToWorker] = []
+        self.resumption = Resumption(self.sent.append, itertools.count(1))
+
+    def stream(self, name: str) -> LiveStream:
+        stream = LiveStream(GenerationRequest(prompt=Text(text=name)), self.resumption.remove)
+        self.resumption.add(stream)
+        return stream
+
+    def begun(self, stream: LiveStream, cached: int | None = 0) -> None:
+        self.resumption.prompted(Prompted(stream=stream.number, tokens=[1, 2], cached=cached))
+
+    def gain(self, stream: LiveStream, token: int, *, last: bool = False) -> None:
+        delta = Delta(
+            stream=stream.number, tokens=[token], text="x", finish="stop" if last else None
+        )
+        self.resumption.gained(delta)
+
+    def started(self) -> list[int]:
+        """Numbers of the streams sent since the last look."""
+        found = [message.stream for message in self.sent if isinstance(message, Generate)]
+        self.sent.clear()
+        return found
+
+
+async def test_a_stream_is_continued_where_it_stands() -> None:
+    bench = Bench()
+    bench.resumption.serving()
+    stream = bench.stream("a")
+    bench.begun(stream)
+    bench.gain(stream, 7)
+    bench.gain(stream, 8)
+    assert bench.resumption.died() is None
+    old = stream.number
+    bench.sent.clear()
+    bench.resumption.serving()
+    (message,) = bench.sent
+    assert isinstance(message, Generate)
+    assert message.replay == Replay(prompt=[1, 2], committed=[7, 8], sent={"text": 2})
+    assert message.request.prompt == Tokens(tokens=[])
+    assert message.stream != old
+    bench.resumption.gained(Delta(stream=old, tokens=[9], text="late"))
+    assert stream.committed == [7, 8]
+
+
+async def test_streams_wait_for_a_worker_and_go_in_the_order_they_came() -> None:
+    bench = Bench()
+    first, second = bench.stream("a"), bench.stream("b")
+    assert bench.sent == []
+    bench.resumption.serving()
+    assert bench.started() == [first.number, second.number]
+    bench.resumption.died()
+    third = bench.stream("c")
+    bench.resumption.serving()
+    assert bench.started() == [first.number, second.number, third.number]
+
+
+async def test_suspects_are_sent_one_at_a_time_and_the_guilty_fails_alone() -> None:
+    bench = Bench()
+    bench.resumption.serving()
+    streams = [bench.stream(name) for name in "abc"]
+    for _ in range(2):
+        for stream in streams:
+            bench.begun(stream)
+        assert bench.resumption.died() is None
+        bench.started()
+        bench.resumption.serving()
+    assert bench.started() == [streams[0].number]
+    later = bench.stream("later")
+    assert bench.started() == []
+    bench.gain(streams[0], 5)
+    withdrawn, probed = bench.sent
+    assert withdrawn == Cancel(stream=streams[0].number)
+    assert isinstance(probed, Generate)
+    assert probed.stream == streams[1].number
+    assert bench.resumption.died() is streams[1]
+    bench.started()
+    bench.resumption.serving()
+    assert bench.started() == [streams[2].number]
+    bench.gain(streams[2], 5)
+    assert bench.started() == [streams[0].number, later.number]
+    assert len(bench.resumption) == 3
+
+
+async def test_a_death_counts_only_against_what_was_begun_and_gained_nothing() -> None:
+    bench = Bench()
+    bench.resumption.serving()
+    gaining, waiting, stuck = (bench.stream(name) for name in "abc")
+    for token in range(2):
+        bench.begun(gaining)
+        bench.begun(waiting, cached=None)
+        bench.begun(stuck)
+        bench.gain(gaining, token)
+        assert bench.resumption.died() is None
+        bench.started()
+        bench.resumption.serving()
+    assert [gaining.deaths, waiting.deaths, stuck.deaths] == [0, 0, 2]
+    assert bench.started() == [stuck.number]
+
+
+async def test_a_probe_that_ends_or_is_left_lets_the_others_go() -> None:
+    for how in ("ends", "is left", "is refused"):
+        bench = Bench()
+        bench.resumption.serving()
+        stream = bench.stream("a")
+        for _ in range(2):
+            bench.begun(stream)
+            bench.resumption.died()
+            bench.resumption.serving()
+        other = bench.stream("b")
+        bench.sent.clear()
+        if how == "ends":
+            bench.gain(stream, 5, last=True)
+        elif how == "is left":
+            stream.abandon()
+        else:
+            assert bench.resumption.failed(stream.number) is stream
+        assert bench.started() == [other.number]
+        assert bench.resumption.died() is None
+
+
+async def test_a_stream_that_fits_no_frame_fails_and_the_rest_go_on() -> None:
+    sent: list[ToWorker] = []
+
+    def send(message: ToWorker) -> None:
+        if isinstance(message, Generate) and message.request.prompt == Text(text="large"):
+            raise FrameTooLarge("too large")
+        sent.append(message)
+
+    resumption = Resumption(send, itertools.count(1))
+    streams = [
+        LiveStream(GenerationRequest(prompt=Text(text=text)), resumption.remove)
+        for text in ("a", "large", "b")
+    ]
+    for stream in streams:
+        resumption.add(stream)
+    resumption.serving()
+    assert [type(message) for message in sent] == [Generate, Generate]
+    assert isinstance(streams[1].accepted.exception(), FrameTooLarge)
+    assert len(resumption) == 2
