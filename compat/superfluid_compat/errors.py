@@ -329,7 +329,7 @@ class NotRunning(ServeError):
 class WorkerDied(ServeError):
     code = "worker_died"
     http_status = 502
-    default_fix = "send the request again; the model is being loaded afresh"
+    default_fix = "superfluid why tells what happened; the same request may end the same way"
 
 
 class WorkerGaveUp(ServeError):

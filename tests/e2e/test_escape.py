@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 from superfluid_adapter_fake.hostile import REPORT
 from superfluid_adapter_fake.orders import Moment, Orders, write_model
@@ -25,6 +26,7 @@ from superfluid_workerd.link.answers import Rights as Declared
 from superfluid_workerd.link.frames import GenerationRequest, Load, Text
 from superfluid_workerd.sandbox.rights import Level, Rights
 from support.house import GREEDY, QUICK, SCRIPT, House, Open, continued
+from support.server import run, serving
 
 
 @pytest.fixture
@@ -139,17 +141,38 @@ async def test_memory_has_a_bound(house: Open, targets: dict[str, str]) -> None:
     assert found["take all memory"] == "ENOMEM"
 
 
-async def test_a_level_that_cannot_be_had_is_refused_with_the_reason(
-    house: Open, targets: dict[str, str], tmp_path: Path
-) -> None:
-    """The kernel's answer is replaced by an older one's."""
-    old = tmp_path / "old.py"
-    old.write_text(
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A worker to which the kernel's Landlock is an older one."""
+    path = tmp_path / "old.py"
+    path.write_text(
         "import superfluid_workerd.sandbox.landlock as landlock\n"
         "landlock.abi = lambda: 3\n"
         "from superfluid_workerd.entry import main\n"
         "main()\n"
     )
+    return path
+
+
+def test_serve_says_what_it_reached_or_refuses(tmp_path: Path, old: Path) -> None:
+    home, model = tmp_path / "home", str(write_model(tmp_path / "m.fake", Orders(script=SCRIPT)))
+    with serving([model], home) as server:
+        (entry,) = httpx.get(f"{server.url}/v1/models").json()["data"]
+        record = entry["superfluid"]["record"]
+        assert record["asked"]["sandbox"] == "auto"
+        assert record["got"]["sandbox"]["level"] == "strict"
+        assert "system call filter" in record["got"]["sandbox"]["by"]
+    command = f"{sys.executable} -P {old}"
+    arguments = ["serve", model, "--sandbox", "strict"]
+    refused = run(arguments, home, SUPERFLUID_WORKER_FAKE=command)
+    assert (refused.code, refused.out) == (4, "")
+    assert "a strict sandbox was asked for and basic is what this machine gives" in refused.err
+    assert "choose a sandbox level that this machine reaches" in refused.err
+
+
+async def test_a_level_that_cannot_be_had_is_refused_with_the_reason(
+    house: Open, targets: dict[str, str], old: Path
+) -> None:
     served = house()
     host = confined(served, Path(targets["model"]), Orders(script=SCRIPT), "strict")
     argv = shipped().argv("fake", "serve")
