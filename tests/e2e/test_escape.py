@@ -60,10 +60,18 @@ def targets(tmp_path: Path) -> Iterator[dict[str, str]]:
         }
 
 
-def confined(served: House, model: Path, orders: Orders, level: Level, **changes: int) -> ModelHost:
+def confined(
+    served: House,
+    model: Path,
+    orders: Orders,
+    level: Level,
+    declared: Declared | None = None,
+    **changes: int,
+) -> ModelHost:
     """A host of the same house whose worker is shut in."""
     write_model(model, orders)
-    rights = confine.rights(level, Declared(), model, [served.folders.scratch.parent / "shared"])
+    shared = served.folders.scratch.parent / "shared"
+    rights = confine.rights(level, declared or Declared(), model, [shared])
     spec = ModelSpec(
         name="hostile",
         runtime="fake",
@@ -76,11 +84,19 @@ def confined(served: House, model: Path, orders: Orders, level: Level, **changes
 
 
 async def outcomes(
-    served: House, targets: dict[str, str], level: Level, **changes: int
+    served: House,
+    targets: dict[str, str],
+    level: Level,
+    declared: Declared | None = None,
+    **changes: int,
 ) -> dict[str, str]:
-    """What each act came to, while the other model is asked for tokens."""
-    orders = Orders(moments=(Moment(act="escape", tokens=3, targets=targets),))
-    host = confined(served, Path(targets["model"]), orders, level, **changes)
+    """What each act came to, while the other model is asked for tokens. An adapter that says it
+    starts processes does so while it loads."""
+    orders = Orders(
+        moments=(Moment(act="escape", tokens=3, targets=targets),),
+        grandchild=os.devnull if declared is not None and declared.spawn else None,
+    )
+    host = confined(served, Path(targets["model"]), orders, level, declared, **changes)
     host.start()
     await host.served()
     request = GenerationRequest(prompt=Text(text="ab"), sampling=GREEDY, max_tokens=4)
@@ -134,6 +150,15 @@ async def test_what_is_tried_can_be_done_without_a_sandbox(
     found = await outcomes(house(), targets | {"only": ",".join(harmless)}, "none")
     assert [name for name, outcome in found.items() if outcome != "done"] == []
     assert len(found) >= len(harmless) - 1
+
+
+async def test_a_right_to_start_processes_ends_with_the_load(
+    house: Open, targets: dict[str, str]
+) -> None:
+    only = {"only": "fork,run a program,spawn,become,call fork,call vfork,start threads"}
+    found = await outcomes(house(), targets | only, "strict", Declared(spawn=True))
+    assert len(found) >= 8
+    assert [name for name, outcome in found.items() if outcome == "done"] == []
 
 
 async def test_memory_has_a_bound(house: Open, targets: dict[str, str]) -> None:
