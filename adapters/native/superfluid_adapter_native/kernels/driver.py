@@ -54,6 +54,7 @@ _unlock = library("pthread_mutex_unlock", "lock")
 _wait = library("pthread_cond_wait", "bell lock")
 _ring = library("pthread_cond_broadcast", "bell")
 
+_PACK: Final = tuple(struct.Struct(f"{count}q") for count in range(WORDS + 1))
 _OPTIONS: Final = {"error_model": "numpy", "boundscheck": False}
 
 
@@ -163,7 +164,7 @@ class Driver:
 
     def run(self, kernel: int, words: Sequence[int], tasks: int, *, alone: bool = False) -> None:
         """All tasks of a kernel, fewer than 2^20, with `words` for parameters."""
-        struct.pack_into(f"{len(words)}q", self._words, 0, *words)
+        _PACK[len(words)].pack_into(self._words, 0, *words)
         if alone or tasks < 2 or self.threads < 2:
             self._alone(kernel, self._address, tasks)
         else:

@@ -54,6 +54,7 @@ class Kernels:
         self.store = KernelCache(cache, writable=writable)
         self._driver = Driver(self.store, threads)
         self._kernels: dict[str, int] = {}
+        self._by_type: dict[tuple[_Maker, str], int] = {}
         self._scratch = np.empty(0, np.float32)
 
     def close(self) -> None:
@@ -270,7 +271,11 @@ class Kernels:
         return f"{make.__name__}-{kind}-{self.features.name}"
 
     def _typed(self, make: _Maker, kind: str) -> int:
-        return self._kernel(self._key(make, kind), partial(make, kind, self.features))
+        address = self._by_type.get((make, kind))
+        if address is None:
+            address = self._kernel(self._key(make, kind), partial(make, kind, self.features))
+            self._by_type[make, kind] = address
+        return address
 
     def _kernel(self, name: str, make: Callable[[], products.Kernel]) -> int:
         address = self._kernels.get(name)
