@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
@@ -13,15 +14,27 @@ from superfluid_workerd.turns import Policy
 MOST_PASSED: Final = 16
 """Streams that may go before one that does not fit; then memory is kept for it."""
 
+MOST_PARKED: Final = 4
+"""How often a stream gives up its lane; then it keeps it to its end."""
+
 
 def due(stream: Stream, policy: Policy) -> float:
-    """A stream's place in line, the lower the sooner.
+    """A stream's place in line, the lower the sooner: since when it would wait had it waited
+    without a break.
 
-    Within a class, who came first. A class further down counts as having come later by
-    `class_ageing_ms`, so that whoever waits long enough is before every newcomer.
+    A class further down counts as having come later by `class_ageing_ms`, so that whoever waits
+    long enough is before every newcomer. Time on a lane counts for nothing.
     """
-    rank = SERVICE_CLASSES.index(stream.service_class)
-    return stream.arrived + rank * policy.class_ageing_ms / 1000
+    return stream.queued - stream.waited + _rank(stream) * policy.class_ageing_ms / 1000
+
+
+def gives_way(stream: Stream) -> tuple[bool, int, float]:
+    """Who of those that run gives up a lane: the greatest, the lowest class that came last."""
+    return stream.parkings < MOST_PARKED, _rank(stream), stream.arrived
+
+
+def _rank(stream: Stream) -> int:
+    return SERVICE_CLASSES.index(stream.service_class)
 
 
 class Waiting:
@@ -45,9 +58,11 @@ class Waiting:
         return iter(self._line)
 
     def add(self, stream: Stream) -> None:
-        """Into the line, at its place."""
-        stream.due = due(stream, self._policy)
-        bisect.insort(self._line, stream, key=lambda it: it.due)
+        """Into the line, at its place; one that had a lane goes before its equals."""
+        equals = self._line if stream.parkings else ()
+        ahead = (it.due for it in equals if it.service_class == stream.service_class)
+        stream.due = min(due(stream, self._policy), *ahead, math.inf)
+        bisect.insort(self._line, stream, key=lambda it: (it.due, it.arrived))
 
     def remove(self, stream: Stream) -> None:
         """Out of the line."""
@@ -73,25 +88,24 @@ class Waiting:
             passed.append(stream)
         return None
 
-    def victims(
+    def preemption(
         self, running: Collection[Stream], follows: Callable[[Stream], bool]
-    ) -> list[Stream]:
-        """Who makes room for an interactive stream that found none: of those that it goes
-        before, the lowest class, and of that who came last; as many as it takes, or nobody."""
+    ) -> tuple[Stream, list[Stream]] | None:
+        """An interactive stream that found no room, and who makes it: the lowest class, and of
+        that who came last, however long it ran; as many as it takes. The room is that stream's.
+
+        Spared are those that went before it while it waited, and those that gave way
+        `MOST_PARKED` times. None where nobody is blocked or giving way would not do.
+        """
         arrival = next((it for it in self._line if self._blocked(it, running, follows)), None)
         if arrival is None:
-            return []
-        below = [
-            it
-            for it in running
-            if it.service_class != arrival.service_class and it.due > arrival.due
-        ]
-        below.sort(key=lambda it: (SERVICE_CLASSES.index(it.service_class), it.due))
+            return None
+        below = sorted((it for it in running if _yields(it, arrival)), key=gives_way)
         staying, leaving = list(running), list[Stream]()
         while below and not self._has_room(arrival, staying):
             leaving.append(below.pop())
             staying.remove(leaving[-1])
-        return leaving if self._has_room(arrival, staying) else []
+        return (arrival, leaving) if self._has_room(arrival, staying) else None
 
     def _blocked(
         self, stream: Stream, running: Collection[Stream], follows: Callable[[Stream], bool]
@@ -115,4 +129,10 @@ class Waiting:
         return stream.reserve + sum(it.reserve for it in running) <= self._pool
 
 
-__all__ = ["MOST_PASSED", "Waiting", "due"]
+def _yields(stream: Stream, arrival: Stream) -> bool:
+    if stream.service_class == arrival.service_class or stream.parkings >= MOST_PARKED:
+        return False
+    return stream.began <= arrival.arrived or stream.due > arrival.due
+
+
+__all__ = ["MOST_PARKED", "MOST_PASSED", "Waiting", "due", "gives_way"]

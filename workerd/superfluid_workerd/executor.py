@@ -14,21 +14,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from superfluid_compat.errors import (
-    BadFrame,
     Cancelled,
     Capacity,
     Fatal,
     Fault,
-    Overloaded,
     StepError,
     SuperfluidError,
 )
 from superfluid_workerd.adapter import Feed, Runtime
-from superfluid_workerd.admission import Waiting
+from superfluid_workerd.admission import Waiting, gives_way
 from superfluid_workerd.counters import Counters
 from superfluid_workerd.lanes import LaneTable
 from superfluid_workerd.link.frames import (
     Cancel,
+    Choices,
     Delta,
     Ping,
     Pong,
@@ -42,6 +41,7 @@ from superfluid_workerd.link.frames import (
 from superfluid_workerd.link.refusals import in_words, refusal
 from superfluid_workerd.options import SERVICE_CLASSES
 from superfluid_workerd.pace import Pace
+from superfluid_workerd.places import Places
 from superfluid_workerd.rows import checked
 from superfluid_workerd.sequences import Sequences
 from superfluid_workerd.stream import Stream
@@ -102,7 +102,7 @@ class Executor:
             parked_bytes=policy.parked_bytes,
         )
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        self._live: set[int] = set()
+        self._live = Places(lanes, policy.max_waiting)
         self._forsaken: set[int] = set()
         self._waiting = Waiting(lanes, policy, described.tokens)
         self._running: dict[int, Stream] = {}
@@ -115,19 +115,13 @@ class Executor:
         self._abandoned = False
         self._closing = False
 
-    def expect(self, number: int) -> None:
+    def expect(self, number: int, choices: Choices | None = None) -> None:
         """Count stream `number` in, before its intake; for the thread that reads the link.
 
-        Raises `Overloaded` when too many wait already, `BadFrame` when the number is in use.
+        Raises `Overloaded` when too many wait already, `InvalidField` when its `choices` never
+        fit, `BadFrame` when the number is in use.
         """
-        if number in self._live:
-            raise BadFrame(f"stream {number} was started while it runs")
-        if len(self._live) >= len(self._lanes) + self._policy.max_waiting:
-            raise Overloaded(
-                f"{len(self._lanes)} streams run and {self._policy.max_waiting} wait, no more "
-                "are taken"
-            )
-        self._live.add(number)
+        self._live.take(number, choices)
 
     def post(self, item: Item) -> None:
         """Hand something to the turn loop; any thread."""
@@ -197,7 +191,7 @@ class Executor:
             self._forsaken.add(number)
 
     def _forget(self, number: int) -> None:
-        self._live.discard(number)
+        self._live.give_back(number)
         self._forsaken.discard(number)
 
     def _fail(self, number: int, error: SuperfluidError) -> None:
@@ -254,9 +248,11 @@ class Executor:
             stream = self._waiting.next(running, self._follows)
             if stream is not None:
                 self._seat_down(stream)
-            elif victims := self._waiting.victims(running, self._follows):
+            elif found := self._waiting.preemption(running, self._follows):
+                arrival, victims = found
                 for victim in victims:
                     self._park(victim)
+                self._seat_down(arrival)
             else:
                 break
         for stream in self._waiting:
@@ -278,6 +274,8 @@ class Executor:
             raise Fatal(f"stream {stream.number} was admitted without a lane")
         self._waiting.remove(stream)
         stream.lane, stream.order, stream.follows = lane, self._admitted, None
+        stream.began = time.monotonic()
+        stream.waited += stream.began - stream.queued
         self._admitted += 1
         self._running[stream.order] = stream
         before = stream.fed
@@ -290,7 +288,7 @@ class Executor:
     def _count_begun(self, stream: Stream, before: int) -> None:
         counters = self._counters
         counters.admitted += 1
-        counters.queued_s += time.monotonic() - stream.queued
+        counters.queued_s += stream.began - stream.queued
         if stream.cached is None:
             counters.shared_tokens += stream.fed
         else:
@@ -302,6 +300,7 @@ class Executor:
         self.sequences.park(stream)
         self._give_back(stream)
         stream.queued = time.monotonic()
+        stream.parkings += 1
         self._waiting.add(stream)
 
     def _leave(self, stream: Stream, *, keep: bool = True) -> None:
@@ -385,7 +384,7 @@ class Executor:
         others = [it for it in self._running.values() if it is not wanted]
         if not others:
             return False
-        self._park(max(others, key=lambda it: it.due))
+        self._park(max(others, key=gives_way))
         self._crowded = True
         return True
 
@@ -454,7 +453,7 @@ class Executor:
         for stream in (*self._running.values(), *self._waiting):
             stream.cancelled = True
         self._report(self._sweep())
-        for number in list(self._live):
+        for number in self._live.numbers():
             self._fail(number, Cancelled("the worker is shutting down"))
 
 

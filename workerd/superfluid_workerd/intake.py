@@ -19,6 +19,7 @@ from superfluid_workerd.link.frames import (
     Detokenized,
     Generate,
     GenerationRequest,
+    Messages,
     Tokenize,
     Tokenized,
     Tokens,
@@ -51,7 +52,8 @@ class Intake:
             else self.codec.tokenize(request.prompt, most=self.context)
         )
         committed = replay.committed if replay else []
-        self._check(prompt, committed)
+        chat = isinstance(request.prompt, Messages)
+        self._check(prompt, committed, "messages" if chat else "prompt")
         stream = Stream(
             number=generate.stream,
             history=prompt,
@@ -83,22 +85,22 @@ class Intake:
         text = self.tokenizer.decode(ask.tokens, special=True).decode(errors="replace")
         return Detokenized(request=ask.request, text=text)
 
-    def _check(self, prompt: list[int], committed: Sequence[int]) -> None:
+    def _check(self, prompt: list[int], committed: Sequence[int], param: str) -> None:
         if not prompt:
             if self.tokenizer.bos is None:
                 raise InvalidField(
                     "the prompt holds no token, and this model has none that opens a text",
                     fix="send a prompt that is not empty",
-                    param="prompt",
+                    param=param,
                 )
             prompt.append(self.tokenizer.bos)
-        self._check_ids(prompt)
-        self._check_ids(committed)
+        self._check_ids(prompt, param)
+        self._check_ids(committed, param)
         if len(prompt) >= self.context:
             raise ContextLengthExceeded(
                 f"the prompt holds {len(prompt)} tokens, the context is {self.context} for prompt "
                 "and answer together",
-                param="prompt",
+                param=param,
             )
 
     def _check_ids(self, tokens: Sequence[int], param: str = "prompt") -> None:
@@ -122,7 +124,8 @@ class Intake:
 
     def _stops(self, request: GenerationRequest) -> frozenset[int]:
         own = frozenset() if request.ignore_eos else self.codec.stops
-        return own | frozenset(request.stop_tokens)
+        self._check_ids(request.stop_token_ids, "stop_token_ids")
+        return own | frozenset(request.stop_token_ids)
 
     def _sampler(self, request: GenerationRequest) -> Sampler:
         banned = set(range(self.tokenizer.size, self.vocabulary))

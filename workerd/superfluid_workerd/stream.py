@@ -22,8 +22,10 @@ class Stream:
     `limit` is the most tokens to draw, `deadline` a monotonic time in seconds. `before` is what a
     replayed stream still owes its client from the tokens it brought.
 
-    For its place in line: when it `arrived`, since when it waits (`queued`), what it is `due` by
-    that, how often it was `passed` by one that fits, how many tokens of room it takes (`reserve`).
+    For its place in line: when it `arrived`, since when it waits (`queued`) and how long it had
+    `waited` before, what it is `due` by that, how often it was `passed` by one that fits, how many
+    tokens of room it takes (`reserve`); since when it has its lane (`began`), how often it gave one
+    up (`parkings`).
     `cached` of its prompt were there already, `parked` is its state while it is preempted, `chain`
     its history's hashes (see `prefix`), `faults` counts failed steps in a row. It `follows` a
     stream that prefills what both begin with, up to that many tokens.
@@ -42,7 +44,10 @@ class Stream:
     reserve: int = 0
     arrived: float = 0.0
     queued: float = 0.0
+    waited: float = 0.0
     due: float = 0.0
+    began: float = 0.0
+    parkings: int = 0
     passed: int = 0
     cached: int | None = None
     announced: bool = False

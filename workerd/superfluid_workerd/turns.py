@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from superfluid_compat.errors import BadOptionValue
 from superfluid_workerd.link.frames import Class
-from superfluid_workerd.options import WORKER, Value, resolve
+from superfluid_workerd.options import WORKER, Option
+
+_LONGEST_SHOWN: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +34,12 @@ class Policy:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Policy:
         """Raises `BadOptionValue`."""
-        given: dict[str, Value] = {
-            option.name: environment[option.variable()]
+        found = {
+            option.name.replace("-", "_"): _setting(option, environment[option.variable()])
             for option in WORKER
             if option.variable() in environment
         }
-        found = resolve(WORKER, [("environment", given)])
-        return cls(**{name.replace("-", "_"): _integer(it.value) for name, it in found.items()})
+        return cls(**found)
 
     def most_lanes(self, service_class: Class) -> int:
         """Lanes that streams of this class may hold at once, 0 for no bound."""
@@ -49,7 +52,16 @@ class Policy:
         return bounds[service_class]
 
 
-def _integer(value: Value | None) -> int:
+def _setting(option: Option, text: str) -> int:
+    variable, wanted = option.variable(), option.accepts()
+    try:
+        value = option.parse(text)
+    except BadOptionValue as error:
+        raise BadOptionValue(
+            f"{variable} is {text[:_LONGEST_SHOWN]!r}, wanted {wanted}",
+            fix=f"set {variable} to {wanted}, or leave it unset",
+            param=variable,
+        ) from error
     if not isinstance(value, int):
         raise TypeError(f"{value!r} is no integer")
     return value

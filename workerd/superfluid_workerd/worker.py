@@ -25,6 +25,7 @@ from superfluid_compat.errors import (
     DoesNotFit,
     ExitCode,
     Fault,
+    InvalidField,
     LinkClosed,
     Overloaded,
     RuntimeBroken,
@@ -234,8 +235,9 @@ class _Worker:
         limit_s = generate.request.deadline_s
         deadline = None if limit_s is None else time.monotonic() + limit_s
         try:
-            serving.executor.expect(generate.stream)
-        except Overloaded as error:
+            choices = None if generate.replay else generate.request.choices
+            serving.executor.expect(generate.stream, choices)
+        except (InvalidField, Overloaded) as error:
             self._link.send(StreamFailed(stream=generate.stream, error=refusal(error)))
             return
         self._errands.put(lambda: self._prepare(serving, generate, deadline))

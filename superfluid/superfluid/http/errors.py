@@ -53,6 +53,8 @@ def of_validation(error: ValidationError) -> RequestError:
     first = complaints[0]
     if first["type"] == "json_invalid":
         return MalformedRequest(f"the body is not JSON: {first.get('ctx', {}).get('error')}")
+    # Of a union the branch that got furthest is the one that was meant.
+    first = max((it for it in complaints if it["loc"][:1] == first["loc"][:1]), key=_depth)
     field = _field(first)
     if not field:
         return MalformedRequest(f"the body is {shown(first['input'])}, wanted an object")
@@ -67,6 +69,11 @@ def of_validation(error: ValidationError) -> RequestError:
 
 def _field(complaint: ErrorDetails) -> str:
     return ".".join(str(part) for part in complaint["loc"] if not _is_branch(part))
+
+
+def _depth(complaint: ErrorDetails) -> tuple[int, list[int]]:
+    path = [part for part in complaint["loc"] if not _is_branch(part)]
+    return len(path), [part for part in path if isinstance(part, int)]
 
 
 def _is_branch(part: int | str) -> bool:

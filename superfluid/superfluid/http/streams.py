@@ -29,15 +29,17 @@ class Event:
 async def started(
     service: Service, model: str, requests: Iterable[GenerationRequest]
 ) -> AsyncIterator[Sequence[Stream]]:
-    """All requests as streams, in order; however the block ends, each is closed."""
-    streams: list[Stream] = []
+    """All requests as streams, in order; however the block ends, each is closed. They are sent
+    together, so that nothing comes between them and a worker takes all or none."""
+    tasks = [asyncio.ensure_future(service.generate(model, request)) for request in requests]
     try:
-        for request in requests:
-            streams.append(await service.generate(model, request))
-        yield streams
+        yield await asyncio.gather(*tasks)
     finally:
-        for stream in streams:
-            await stream.close()
+        for task in tasks:
+            task.cancel()
+        for found in await asyncio.gather(*tasks, return_exceptions=True):
+            if not isinstance(found, BaseException):
+                await found.close()
 
 
 async def merged(streams: Sequence[Stream], silence_s: float) -> AsyncGenerator[Event, None]:

@@ -148,6 +148,17 @@ async def test_logprobs_in_both_shapes() -> None:
         ("/v1/chat/completions", {"messages": "hi"}, 400, "invalid_value", "messages"),
         ("/v1/chat/completions", {**CHAT, "top_logprobs": 2}, 400, "invalid_value", "top_logprobs"),
         ("/v1/chat/completions", {**CHAT, "tools": [{}]}, 400, "invalid_value", "tools"),
+        ("/v1/completions", {"prompt": "x", "n": 129}, 400, "invalid_value", "n"),
+        ("/v1/completions", {"prompt": ["x"] * 65, "n": 2}, 400, "invalid_value", "n"),
+        ("/v1/completions", {"prompt": ["x"] * 200}, 400, "invalid_value", "prompt"),
+        ("/v1/completions", {"prompt": "x", "logprobs": 21}, 400, "invalid_value", "logprobs"),
+        ("/v1/completions", {"prompt": "x", "stop": [5]}, 400, "invalid_value", "stop"),
+        ("/v1/completions", {"prompt": "x", "stop_token_ids": [-1]}, 400, "invalid_value", "stop_token_ids"),  # noqa: E501
+        ("/v1/chat/completions", {**CHAT, "max_tokens": 0}, 400, "invalid_value", "max_tokens"),
+        ("/v1/chat/completions", {**CHAT, "max_tokens": 0, "max_completion_tokens": 5}, 400, "invalid_value", "max_tokens"),  # noqa: E501
+        ("/v1/chat/completions", {**CHAT, "max_completion_tokens": 0}, 400, "invalid_value", "max_completion_tokens"),  # noqa: E501
+        ("/v1/chat/completions", {**CHAT, "max_completion_tokens": 0, "max_tokens": 5}, 400, "invalid_value", "max_completion_tokens"),  # noqa: E501
+        ("/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 21}, 400, "invalid_value", "top_logprobs"),  # noqa: E501
         ("/v1/tokenize", {}, 400, "invalid_value", "prompt"),
         ("/v1/detokenize", {"tokens": ["a"]}, 400, "invalid_value", "tokens"),
     ],
@@ -162,7 +173,25 @@ async def test_bad_fields_are_named(
     assert (response.status_code, error["code"]) == (status, code)
     assert error["param"].split(".")[0] == param
     assert "\n" not in error["message"]
+    if param in body:
+        assert error["message"].split()[0].split(".")[0] in (param, "a", "there")
     assert service.requests == []
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"stop": [5]}, "stop.0 is 5, wanted a valid string"),
+        ({"stop": 5}, "stop is 5, wanted a valid string or a valid array"),
+        ({"stop": ["a", None]}, "stop.1 is null, wanted a valid string"),
+        ({"prompt": ["a", 5]}, "prompt.1 is 5, wanted a valid string"),
+        ({"prompt": [[1, "a"]]}, 'prompt.0.1 is "a", wanted a valid integer'),
+    ],
+)
+async def test_of_a_list_the_wrong_item_is_named(field: dict[str, Any], message: str) -> None:
+    async with client(ScriptedService(says("a"))) as http:
+        response = await http.post("/v1/completions", json={"prompt": "x", **field})
+    assert response.json()["error"]["message"] == f"{message}; correct the request"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from superfluid_adapter_fake.tokenizer import VOCABULARY, ByteTokenizer
 
-from superfluid_workerd.admission import MOST_PASSED, Waiting
+from superfluid_workerd.admission import MOST_PARKED, MOST_PASSED, Waiting
 from superfluid_workerd.codec.text import TextStream
 from superfluid_workerd.link.frames import Class, Sampling
 from superfluid_workerd.sampling import Sampler
@@ -32,6 +32,7 @@ def _stream(service_class: Class = "agent", arrived: float = 0.0, reserve: int =
         tokenizer=ByteTokenizer(),
         service_class=service_class,
         arrived=arrived,
+        queued=arrived,
         reserve=reserve,
     )
 
@@ -41,11 +42,12 @@ def _nobody(_stream: Stream) -> bool:
 
 
 class _Room:
-    """A line and who runs, admitting as the turn loop does."""
+    """A line and who runs, admitting as the turn loop does; `now` is the time."""
 
     def __init__(self, lanes: int = 2, pool: int = 0, **policy: Any) -> None:
         self.waiting = Waiting(lanes, dataclasses.replace(Policy(), **policy), pool)
         self.running: list[Stream] = []
+        self.now = 0.0
 
     def add(self, *streams: Stream) -> None:
         for stream in streams:
@@ -54,13 +56,33 @@ class _Room:
     def admit(self, follows: Callable[[Stream], bool] = _nobody) -> list[Stream]:
         admitted = []
         while (stream := self.waiting.next(self.running, follows)) is not None:
-            self.waiting.remove(stream)
-            self.running.append(stream)
+            self._seat(stream)
             admitted.append(stream)
         return admitted
 
     def victims(self, follows: Callable[[Stream], bool] = _nobody) -> list[Stream]:
-        return self.waiting.victims(self.running, follows)
+        found = self.waiting.preemption(self.running, follows)
+        return [] if found is None else found[1]
+
+    def preempt(self) -> Stream | None:
+        """Carry one preemption out; who got the room."""
+        found = self.waiting.preemption(self.running, _nobody)
+        if found is None:
+            return None
+        arrival, victims = found
+        for victim in victims:
+            self.running.remove(victim)
+            victim.queued = self.now
+            victim.parkings += 1
+            self.waiting.add(victim)
+        self._seat(arrival)
+        return arrival
+
+    def _seat(self, stream: Stream) -> None:
+        self.waiting.remove(stream)
+        stream.began = self.now
+        stream.waited += self.now - stream.queued
+        self.running.append(stream)
 
 
 def test_within_a_class_who_came_first_goes_first() -> None:
@@ -144,13 +166,106 @@ def test_no_other_class_takes_a_lane(service_class: Class) -> None:
     assert room.victims() == []
 
 
-def test_neither_an_equal_nor_one_that_waited_long_gives_up_its_lane() -> None:
-    for held in (_stream("interactive", 0), _stream("background", -31)):
-        room = _Room(lanes=1, class_ageing_ms=10_000)
-        room.add(held)
+def test_no_equal_gives_up_its_lane() -> None:
+    room = _Room(lanes=1)
+    room.add(_stream("interactive", 0))
+    room.admit()
+    room.add(_stream("interactive", 1))
+    assert room.victims() == []
+
+
+@pytest.mark.parametrize("ageing_ms", [0, 1, 10_000])
+@pytest.mark.parametrize("service_class", ["completion", "agent", "background"])
+def test_a_lane_is_given_up_however_long_it_was_held(service_class: Class, ageing_ms: int) -> None:
+    for ran_s in (0.001, 11, 31, 100_000):
+        room = _Room(lanes=2, class_ageing_ms=ageing_ms)
+        early, late = _stream(service_class, 0), _stream(service_class, 0.0001)
+        room.add(early, late)
+        room.now = 0.0002
         room.admit()
-        room.add(_stream("interactive", 1))
-        assert room.victims() == []
+        room.now = ran_s
+        room.add(_stream("interactive", ran_s))
+        assert room.victims() == [late]
+
+
+def test_a_long_wait_does_not_keep_a_lane_from_one_that_comes_later() -> None:
+    room = _Room(lanes=1, class_ageing_ms=10_000)
+    low = _stream("background", 0)
+    room.add(low)
+    room.now = 60
+    room.admit()
+    room.now = 61
+    room.add(_stream("interactive", 61))
+    assert room.victims() == [low]
+
+
+def test_who_aged_past_an_interactive_stream_keeps_the_lane_that_it_got() -> None:
+    """Else the two would take it from each other without end."""
+    room = _Room(lanes=1, class_ageing_ms=10_000)
+    held, low, chat = (
+        _stream("interactive", 0), _stream("background", 1), _stream("interactive", 40)
+    )  # fmt: skip
+    room.add(held)
+    room.admit()
+    room.add(low, chat)
+    room.now = 50
+    room.running.remove(held)
+    assert room.admit() == [low]
+    assert room.victims() == []
+
+
+def test_the_room_belongs_to_whom_it_was_made_for() -> None:
+    """One that was ahead in line would else have taken it."""
+    room = _Room(lanes=1, class_ageing_ms=10_000)
+    low, agent, chat = (
+        _stream("background", 0), _stream("agent", 1), _stream("interactive", 25)
+    )  # fmt: skip
+    room.add(low)
+    room.admit()
+    room.now = 25
+    room.add(agent, chat)
+    assert next(iter(room.waiting)) is agent
+    assert room.preempt() is chat
+    assert room.running == [chat]
+
+
+def test_who_gave_up_a_lane_goes_before_its_equals_and_only_waiting_ages_it() -> None:
+    room = _Room(lanes=1, class_ageing_ms=10_000)
+    low = _stream("background", 0)
+    room.add(low)
+    room.admit()
+    room.now = 100
+    equal, newer = _stream("background", 50), _stream("background", 101)
+    agent, chat = _stream("agent", 99), _stream("interactive", 100)
+    room.add(equal, agent, chat)
+    assert room.preempt() is chat
+    room.now = 101
+    room.add(newer)
+    order = []
+    while room.running:
+        order.append(room.running.pop())
+        room.admit()
+    # What waited fifty seconds is before the agent, and takes its elder along.
+    assert order == [chat, low, equal, agent, newer]
+
+
+def test_nobody_gives_up_its_lane_for_ever() -> None:
+    room = _Room(lanes=1, class_ageing_ms=10_000)
+    low = _stream("background", 0)
+    room.add(low)
+    room.admit()
+    parked = 0
+    for round_ in range(100):
+        room.now = 100 * round_ + 50.0
+        room.add(_stream("interactive", room.now))
+        if room.preempt() is None:
+            break
+        parked += 1
+        room.running.clear()
+        room.now += 40
+        assert room.admit() == [low]
+    assert room.running == [low]
+    assert parked == MOST_PARKED
 
 
 def test_nobody_gives_up_a_lane_for_one_that_its_cap_or_a_prefill_holds_back() -> None:

@@ -320,7 +320,7 @@ def test_the_end_of_text_ends_a_stream_unless_ignored() -> None:
 
 def test_a_stop_token_ends_a_stream_and_stays_out_of_its_text() -> None:
     wanted = GenerationRequest(
-        prompt=Tokens(tokens=[1] * 6), sampling=Sampling(temperature=0), stop_tokens=(ord("d"),)
+        prompt=Tokens(tokens=[1] * 6), sampling=Sampling(temperature=0), stop_token_ids=(ord("d"),)
     )
     heard = _lone(wanted, Orders(script="abcdef")).heard[1]
     assert (heard.text, heard.finish) == ("abc", "stop")

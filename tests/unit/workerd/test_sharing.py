@@ -14,6 +14,7 @@ from superfluid_adapter_fake.orders import Orders
 from superfluid_compat.errors import Capacity, Unsupported
 from superfluid_workerd import sequences
 from superfluid_workerd.adapter import Feed, Tick
+from superfluid_workerd.admission import MOST_PARKED
 from superfluid_workerd.link.frames import Class, GenerationRequest
 from superfluid_workerd.prefix import BLOCK
 from superfluid_workerd.turns import Policy
@@ -234,6 +235,57 @@ def test_an_interactive_arrival_takes_a_lane_and_its_holder_only_pauses(parked_b
     assert loop.heard[2].first_turn == 6
     assert loop.stats_at_end.refed_tokens == 0
     assert loop.stats_at_end.prefill_tokens == 90 + 90 + 5 + 40
+
+
+@pytest.mark.parametrize("low", ["completion", "agent", "background"])
+def test_a_lane_is_taken_however_long_its_holder_ran(low: Class) -> None:
+    """Without ageing whoever came first is before all; running is no merit all the same."""
+    loop = Loop(Orders(context=LONG, spare=2), lanes=2, policy=Policy(class_ageing_ms=0))
+    _preempted(loop, low)
+    assert loop.stats_at_end.preempted == 1
+    assert loop.heard[2].first_turn == 6
+
+
+def test_the_lane_that_is_taken_goes_to_whom_it_was_taken_for() -> None:
+    """An agent that was ahead in line would have had it, and the chat have waited."""
+    loop = Loop(Orders(context=LONG, spare=2), lanes=1, policy=Policy(class_ageing_ms=0))
+    wanted = {
+        0: request(_prompt(1, 90), 30, "background"),
+        1: request(_prompt(2, 20), 5, "agent"),
+        2: request(_prompt(3, 5), 6, "interactive"),
+    }
+
+    def before(turn: int) -> None:
+        if turn == 5:
+            loop.join(1, wanted[1])
+            loop.join(2, wanted[2])
+
+    loop.runtime.before = before
+    loop.join(0, wanted[0])
+    loop.run()
+    assert loop.heard[2].first_turn == 6
+    assert loop.stats_at_end.preempted == 1
+    for number, ask in wanted.items():
+        assert loop.heard[number].tokens == alone(ask, loop.orders, LONG)
+
+
+def test_chats_without_end_do_not_keep_a_stream_from_its_end() -> None:
+    loop = Loop(Orders(context=LONG, spare=2), lanes=1, policy=Policy(class_ageing_ms=0))
+    low = request(_prompt(1, 40), 20, "background")
+    loop.join(0, low)
+    chats = 0
+
+    def before(turn: int) -> None:
+        nonlocal chats
+        if turn % 3 == 0 and not loop.heard[0].over and chats < 200:
+            chats += 1
+            loop.join(chats, request(_prompt(chats, 3), 2, "interactive"))
+
+    loop.runtime.before = before
+    loop.run()
+    assert loop.heard[0].tokens == alone(low, loop.orders, LONG)
+    assert chats < 200
+    assert loop.stats_at_end.preempted == MOST_PARKED
 
 
 def test_without_room_for_its_state_a_preempted_stream_is_computed_again() -> None:

@@ -149,8 +149,15 @@ def test_the_environment_sets_the_policy() -> None:
 
 
 def test_a_bad_setting_is_refused_by_name() -> None:
-    with pytest.raises(BadOptionValue, match="max-seats was given 0, wanted"):
-        Policy.from_environment({"SUPERFLUID_MAX_SEATS": "0"})
+    for option in WORKER:
+        with pytest.raises(
+            BadOptionValue, match=f"^{option.variable()} is 'abc', wanted a"
+        ) as caught:
+            Policy.from_environment({option.variable(): "abc"})
+        assert caught.value.param == option.variable()
+        assert caught.value.fix is not None
+        assert option.variable() in caught.value.fix
+        assert "--" not in caught.value.fix, "there is no such flag"
 
 
 def test_the_page_about_lanes_has_every_setting_with_its_default() -> None:

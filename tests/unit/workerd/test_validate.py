@@ -50,7 +50,7 @@ def test_a_bad_setting_is_named(name: str, bad: Any) -> None:
         ({"stop": ("x" * 1025,)}, "stop"),
         ({"stop": ("x",) * 65}, "stop"),
         ({"stop": ("\ud800",)}, "stop"),
-        ({"stop_tokens": (-1,)}, "stop_tokens"),
+        ({"stop_token_ids": (-1,)}, "stop_token_ids"),
         ({"deadline_s": 0.0}, "deadline_s"),
         ({"deadline_s": math.nan}, "deadline_s"),
         ({"deadline_s": math.inf}, "deadline_s"),

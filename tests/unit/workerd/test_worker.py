@@ -14,6 +14,7 @@ import msgspec
 import psutil
 import pytest
 from superfluid_adapter_fake.orders import Moment, Orders
+from superfluid_adapter_fake.tokenizer import VOCABULARY
 
 from superfluid_compat.errors import FrameTooLarge, LinkClosed
 from superfluid_workerd.link.frames import (
@@ -426,7 +427,7 @@ def test_a_bad_setting_of_the_environment_is_refused_by_name(
         worker.load(wait=False)
         error = worker.until(LoadFailed).error
         assert error.code == "bad_option_value"
-        assert variable.lower().replace("_", "-") in error.message
+        assert f"SUPERFLUID_{variable}" in error.message
         assert value in error.message
         assert worker.exit_code() == 2
 
@@ -443,6 +444,29 @@ def test_huge_text_is_refused_before_it_is_tokenized(worker: Worker) -> None:
         assert error.code == "context_length_exceeded"
         assert "at least 100000 tokens" in error.message
         assert "256" in error.message
+        assert error.param == ("prompt", "messages")[number]
+
+
+def test_a_text_that_is_too_long_is_named_as_it_was_sent(worker: Worker) -> None:
+    worker.load(Orders(template="{{ messages[-1]['content'] }}"))
+    long = "x" * 300
+    chat = Messages(messages=[{"role": "user", "content": long}])
+    prompts: list[Prompt] = [Text(text=long), Tokens(tokens=[1] * 300), chat]
+    for number, prompt in enumerate(prompts):
+        worker.generate(number, GenerationRequest(prompt=prompt))
+        error = worker.until(StreamFailed).error
+        assert error.code == "context_length_exceeded"
+        assert error.param == ("prompt", "prompt", "messages")[number]
+
+
+@pytest.mark.parametrize("token", [VOCABULARY, (1 << 31) - 1])
+def test_a_stop_token_outside_the_vocabulary_is_named(worker: Worker, token: int) -> None:
+    worker.load()
+    asked = GenerationRequest(prompt=Text(text="a"), stop_token_ids=(VOCABULARY - 1, token))
+    worker.generate(1, asked)
+    error = worker.until(StreamFailed).error
+    assert (error.code, error.param) == ("invalid_value", "stop_token_ids")
+    assert str(token) in error.message
 
 
 def test_words_that_the_template_leaves_out_do_not_count(worker: Worker) -> None:

@@ -66,7 +66,7 @@ class ChatCodec:
         """
         match prompt:
             case Text(text=text, add_special=add):
-                self._check_size(text, most)
+                self._check_size(text, most, "prompt")
                 return self._tokenizer.encode(text, add_special=add, special=special)
             case Tokens(tokens=tokens):
                 return list(tokens)
@@ -86,7 +86,7 @@ class ChatCodec:
             client = [normalised(chat.messages), chat.tools, chat.template_arguments]
             if self._least(sum(map(_bytes, strings(client)))) >= (most or math.inf):
                 # The template may leave words out: only what it wrote is counted.
-                self._check_size(self._filled(template, client, {}), most)
+                self._check_size(self._filled(template, client, {}), most, "messages")
             plain = self._spelled(client)
             return self._filled(template, client, plain), plain
         except RecursionError as error:
@@ -105,13 +105,13 @@ class ChatCodec:
         }
         return template.render({"add_generation_prompt": True, **arguments, **own})
 
-    def _check_size(self, text: str, most: int | None) -> None:
+    def _check_size(self, text: str, most: int | None, param: str) -> None:
         least = self._least(_bytes(text))
         if most is not None and least >= most:
             raise ContextLengthExceeded(
                 f"the prompt holds at least {least} tokens, the context is {most} for prompt and "
                 "answer together",
-                param="prompt",
+                param=param,
             )
 
     def _least(self, size: int) -> int:

@@ -76,6 +76,17 @@ class Sampling(_Record, frozen=True):
     logprobs: int | None = None
 
 
+class Choices(_Record, frozen=True):
+    """One of `count` choices that are asked for together and accepted all or none.
+
+    They share `group`, a number of their own. `param` is the field that asks for so many.
+    """
+
+    group: int
+    count: int
+    param: str = "n"
+
+
 class GenerationRequest(_Record, frozen=True):
     """One generation, whichever API it came from.
 
@@ -86,10 +97,11 @@ class GenerationRequest(_Record, frozen=True):
     sampling: Sampling = Sampling()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    stop_tokens: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     service_class: Class = "agent"
     deadline_s: float | None = None
+    choices: Choices | None = None
 
 
 class Replay(_Record, frozen=True):

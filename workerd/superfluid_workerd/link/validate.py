@@ -6,7 +6,8 @@ Message types only, so that both sides of the link can import this.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from superfluid_compat.errors import InvalidField
@@ -43,16 +44,18 @@ _RANGES: Final[dict[str, tuple[float, float]]] = {
 }
 _POSITIVE: Final = frozenset({"top_p", "typical_p"})
 _BIAS: Final = 100.0
+_AS_THEY_ARE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-def check(sampling: Sampling) -> None:
-    """Raises `InvalidField`, its `param` the setting, for a value outside what it takes."""
+def check(sampling: Sampling, names: Mapping[str, str] = _AS_THEY_ARE) -> None:
+    """Raises `InvalidField`, its `param` the setting, for a value outside what it takes; `names`
+    has what the client calls a setting where that differs."""
     for name, (least, most) in _RANGES.items():
         value = getattr(sampling, name)
         if name in _POSITIVE and not 0 < value <= most:
             raise InvalidField(f"{name} is {value}, wanted more than 0 and at most 1", param=name)
         if value is not None:
-            _within(name, value, least, most)
+            _within(names.get(name, name), value, least, most)
     if len(sampling.logit_bias) > MOST_BIASED:
         raise InvalidField(
             f"logit_bias has {len(sampling.logit_bias)} entries, at most {MOST_BIASED} are taken",
@@ -63,23 +66,29 @@ def check(sampling: Sampling) -> None:
         _within("logit_bias", bias, -_BIAS, _BIAS)
 
 
-def check_request(request: GenerationRequest) -> None:
-    """Raises `InvalidField` for anything in `request` that no model could serve.
+def check_request(request: GenerationRequest, names: Mapping[str, str] = _AS_THEY_ARE) -> None:
+    """Raises `InvalidField` for anything in `request` that no model could serve; `names` as in
+    `check`.
 
     What depends on the model (the context, its vocabulary) is the worker's to check.
     """
-    check(request.sampling)
+    check(request.sampling, names)
     check_prompt(request.prompt)
     if request.max_tokens is not None:
-        _within("max_tokens", request.max_tokens, 1, _LARGEST_COUNT)
+        check_max_tokens(request.max_tokens, names.get("max_tokens", "max_tokens"))
     _check_stops(request.stop)
-    for token in request.stop_tokens:
-        _token("stop_tokens", token)
+    for token in request.stop_token_ids:
+        _token("stop_token_ids", token)
     if request.deadline_s is not None and not 0 < request.deadline_s < math.inf:
         raise InvalidField(
             f"deadline_s is {request.deadline_s}, wanted a positive number of seconds",
             param="deadline_s",
         )
+
+
+def check_max_tokens(tokens: int, name: str = "max_tokens") -> None:
+    """Raises `InvalidField`, its `param` the `name`."""
+    _within(name, tokens, 1, _LARGEST_COUNT)
 
 
 def check_prompt(prompt: Prompt) -> None:

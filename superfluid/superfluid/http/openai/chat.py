@@ -8,6 +8,7 @@ from superfluid.http import bodies
 from superfluid.http.openai.common import Choice, GenerationBody
 from superfluid.supervisor.service import Stream
 from superfluid_compat.errors import InvalidField
+from superfluid_workerd.link import validate
 from superfluid_workerd.link.frames import (
     Delta,
     GenerationRequest,
@@ -34,11 +35,17 @@ class ChatBody(GenerationBody):
             messages=self.messages, template_arguments=self.chat_template_kwargs or {}
         )
         limits = (self.max_completion_tokens, self.max_tokens)
+        if self.max_tokens is not None:
+            validate.check_max_tokens(self.max_tokens)
         return self._requests(
             [prompt],
             max_tokens=next((limit for limit in limits if limit is not None), None),
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
         )
+
+    def names(self) -> dict[str, str]:
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {"max_tokens": limit, "logprobs": "top_logprobs"}
 
     def shape(self) -> ChatShape:
         return ChatShape(logprobs=self.logprobs)

@@ -23,6 +23,7 @@ from superfluid.supervisor.service import ServedModel, Service, Stream
 from superfluid_compat.errors import InvalidField, UnknownModel
 from superfluid_workerd.link import validate
 from superfluid_workerd.link.frames import (
+    Choices,
     Delta,
     GenerationRequest,
     Prompt,
@@ -78,6 +79,10 @@ class GenerationBody(bodies.Body, abc.ABC):
     def generation_requests(self) -> list[GenerationRequest]:
         """What the body asks for. Raises `InvalidField`."""
 
+    def names(self) -> dict[str, str]:
+        """What this kind of body calls a request's field, where that differs."""
+        return {}
+
     @abc.abstractmethod
     def shape(self) -> Shape:
         """How the answer is written."""
@@ -87,23 +92,27 @@ class GenerationBody(bodies.Body, abc.ABC):
     ) -> list[GenerationRequest]:
         """`n` checked requests for each prompt, prompt by prompt, each with its own seed."""
         count = 1 if self.n is None else self.n
-        if not 1 <= count * len(prompts) <= MOST_CHOICES:
+        wanted, param = count * len(prompts), "prompt" if count == 1 else "n"
+        if not 1 <= wanted <= MOST_CHOICES:
             raise InvalidField(
-                f"n asks for {count * len(prompts)} choices, wanted 1 to {MOST_CHOICES}", param="n"
+                f"{param} asks for {wanted} choices, wanted 1 to {MOST_CHOICES}", param=param
             )
+        group = secrets.randbelow(_SEEDS)
+        choices = Choices(group=group, count=wanted, param=param) if wanted > 1 else None
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         sampling = self.sampling(logprobs)
         made = []
-        for index in range(count * len(prompts)):
+        for index in range(wanted):
             request = GenerationRequest(
                 prompt=prompts[index // count],
                 sampling=_seeded(sampling, index),
                 max_tokens=max_tokens,
                 stop=tuple(stop),
-                stop_tokens=tuple(self.stop_token_ids or ()),
+                stop_token_ids=tuple(self.stop_token_ids or ()),
                 ignore_eos=self.ignore_eos,
+                choices=choices,
             )
-            validate.check_request(request)
+            validate.check_request(request, {"penalty_window": "repeat_last_n", **self.names()})
             made.append(request)
         return made
 
