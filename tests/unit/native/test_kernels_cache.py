@@ -112,7 +112,7 @@ def test_idle_helpers_sleep_and_end_with_their_kernels() -> None:
     deadline = time.monotonic() + 20
     while _used_within(0.1) > 0.05:
         assert time.monotonic() < deadline, "helpers keep a processor busy"
-    del engine
+    engine.close()
     assert not [helper for helper in helpers if helper.is_alive()]
 
 
