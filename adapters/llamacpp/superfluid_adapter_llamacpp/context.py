@@ -125,7 +125,7 @@ class Context:
         return bool(self._call.llama_memory_seq_rm(self.memory, sequence, begin, -1))
 
     def share(self, source: int, target: int, length: int) -> None:
-        """Let `target` hold the first `length` cells of `source`; unified caches only."""
+        """Let `target` hold the first `length` cells of `source`."""
         self._call.llama_memory_seq_cp(self.memory, source, target, 0, length)
 
     def export(self, sequence: int) -> bytearray:

@@ -108,7 +108,7 @@ class _Assembly:
         )
         _check_kind(model, self.header)
         shape = self._shape(model)
-        if shape.unified(self.settings) != Shape.of(self.header).unified(self.settings):
+        if shape != Shape.of(self.header):
             plan = make_plan(self.header, self.settings, self.request, shape)
         threads, members = self._threads(), self._context_members(plan)
         context = Context(model, {**context_members, **members, **threads})
@@ -144,7 +144,7 @@ class _Assembly:
             "n_ubatch": plan.ubatch,
             "n_seq_max": plan.sequences,
             "n_outputs_max": plan.outputs,
-            "kv_unified": int(plan.unified),
+            "kv_unified": 1,
             "embeddings": int(Shape.of(self.header).embeds),
         }
         known = self.opened.contract.context.fields
@@ -175,7 +175,6 @@ class _Assembly:
             key=state_key(
                 self.opened.finding.digest,
                 self.header.fingerprint.hex(),
-                plan.unified,
                 *(self.settings.text(name) for name in ("cache-type-k", "cache-type-v")),
                 self.settings.text("flash-attn"),
                 self.settings.positions(),
@@ -201,7 +200,6 @@ class _Assembly:
             "contract": finding.contract,
             "sequences": context.sequences,
             "cells": context.cells,
-            "kv-unified": plan.unified,
             "ubatch-size": context.ubatch,
             "cache-type-k": self.settings.text("cache-type-k"),
             "cache-type-v": self.settings.text("cache-type-v"),

@@ -1,7 +1,8 @@
 """What a model will take, by its header, the cache types and the context; and what to open it with.
 
-Cells are positions of the KV cache. With a unified cache all sequences share the cells; else each
-has as many as a whole context, and sliding-window layers keep a window and a micro-batch.
+Cells are positions of the KV cache, which all sequences share. Caches of their own would be split
+by llama.cpp into a pass for every gap between the sequences of a step. Sliding-window layers keep
+a window for each sequence, and a micro-batch.
 """
 
 from __future__ import annotations
@@ -22,10 +23,7 @@ MIB: Final = 1 << 20
 MOST_SEQUENCES: Final = 256
 CELL_STEP: Final = 256
 SPARE_CELLS: Final = 256
-"""Cells of a unified cache beyond the lanes' own, for copies."""
-
-SPARE_SEQUENCES: Final = 2
-"""Sequences beyond the lanes where each costs a whole context."""
+"""Cells beyond the lanes' own, for copies."""
 
 OUTPUT_BYTES: Final = 32 * MIB
 """Room for the logits of one call, or one row per sequence where that is more."""
@@ -56,12 +54,6 @@ class Shape:
             embeds=embeds(header),
         )
 
-    def unified(self, settings: Settings) -> bool:
-        """One cache for all sequences, where a sequence's cells may lie anywhere in it.
-
-        Not with a window: which old cells are gone is known only when a sequence has its own."""
-        return not self.recurrent and (not self.window or settings.flag("swa-full"))
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -71,7 +63,6 @@ class Plan:
     context: int
     cells: int
     sequences: int
-    unified: bool
     outputs: int
     batch: int
     ubatch: int
@@ -141,13 +132,9 @@ class _Planner:
     shape: Shape
 
     def plan(self, context: int) -> Plan:
-        unified = self.shape.unified(self.settings) or self.shape.embeds
         lanes = self.request.lanes
-        spare = lanes + 2 if unified else SPARE_SEQUENCES
-        sequences = max(lanes, min(MOST_SEQUENCES, lanes + spare))
-        cells = sequences * _padded(context)
-        if unified:
-            cells = _padded(lanes * context + min(context, SPARE_CELLS))
+        sequences = max(lanes, min(MOST_SEQUENCES, 2 * lanes + 2))
+        cells = _padded(lanes * context + min(context, SPARE_CELLS))
         batch, ubatch = self._batches(context, sequences)
         size = max(1, vocabulary(self.header))
         outputs = max(sequences, min(ubatch, OUTPUT_BYTES // (4 * size)))
@@ -155,14 +142,12 @@ class _Planner:
             "interpreter": psutil.Process().memory_info().rss,
             "tokenizer": size * _TOKEN_BYTES,
             "weights": self.header.size,
-            "kv": self._kv_bytes(cells, sequences, ubatch, unified=unified),
-            "transient": self._compute_bytes(cells if unified else cells // sequences, ubatch)
-            + outputs * 4 * size
-            + _SCRATCH_BYTES,
+            "kv": self._kv_bytes(cells, sequences, ubatch),
+            "transient": self._compute_bytes(cells, ubatch) + outputs * 4 * size + _SCRATCH_BYTES,
         }
         if self.shape.embeds:
             outputs = batch
-        return Plan(parts, context, cells, sequences, unified, outputs, batch, ubatch)
+        return Plan(parts, context, cells, sequences, outputs, batch, ubatch)
 
     def _batches(self, context: int, sequences: int) -> tuple[int, int]:
         """Tokens of a step and of a micro-batch. An encoder takes a whole text at once, and
@@ -173,10 +158,10 @@ class _Planner:
         batch = self.settings.number("batch-size")
         return batch, min(batch, self.settings.number("ubatch-size"))
 
-    def _kv_bytes(self, cells: int, sequences: int, ubatch: int, *, unified: bool) -> int:
+    def _kv_bytes(self, cells: int, sequences: int, ubatch: int) -> int:
         total = self._state_bytes() * sequences
-        window = 0 if unified else self.shape.window
-        kept = sequences * _padded(min(cells // sequences, window + ubatch)) if window else cells
+        window = 0 if self.settings.flag("swa-full") else self.shape.window
+        kept = min(cells, _padded(window * sequences + ubatch))
         for layer, size in enumerate(self._cell_bytes()):
             total += int(size * (kept if window and self._slides(layer) else cells))
         return total

@@ -72,7 +72,7 @@ class LlamaRuntime(Runtime):
             truncate="any" if loaded.kind == "plain" else "zero",
             copy=loaded.kind != "embedding",
             export=loaded.kind != "embedding",
-            tokens=self._context.cells if plan.unified else 0,
+            tokens=self._context.cells,
             devices=loaded.devices,
         )
 
@@ -113,15 +113,14 @@ class LlamaRuntime(Runtime):
             raise Unsupported("an embedding model keeps no sequences")
         if 0 < length < self._lengths[sequence]:
             self._check_back(sequence, length)
-        if self._loaded.plan.unified:
-            self._check_cells(length)
+        self._check_cells(length)
         copy = self.seq_create()
-        if length and self._loaded.plan.unified:
+        if length and self._loaded.kind == "plain":
             self._context.share(sequence, copy, length)
             self._lengths[copy] = length
         elif length:
-            # A copy between caches is carried out with the next decode, and an export before that
-            # would hold what was there before: the state takes the way around.
+            # A window's cells are given up when no sequence looks at them any more, but only by
+            # the one that holds them alone: shared ones would fill the cache.
             self._put(copy, self._context.export(sequence), self._lengths[sequence])
             self.seq_truncate(copy, length)
         return copy
@@ -139,8 +138,7 @@ class LlamaRuntime(Runtime):
                 f"the exported sequence has {length} tokens, the context is "
                 f"{self._description.context}"
             )
-        if self._loaded.plan.unified:
-            self._check_cells(length)
+        self._check_cells(length)
         sequence = self.seq_create()
         if length:
             self._put(sequence, state, length)
@@ -231,8 +229,7 @@ class LlamaRuntime(Runtime):
         total = sum(len(feed.tokens) for feed in feeds)
         if total > self._description.step_tokens:
             raise Capacity(f"{total} tokens in a step, {self._description.step_tokens} may be")
-        if self._loaded.plan.unified:
-            self._check_cells(total)
+        self._check_cells(total)
 
     def _check_tokens(self, tokens: Sequence[int], most: int) -> None:
         if not len(tokens):

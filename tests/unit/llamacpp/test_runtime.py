@@ -92,6 +92,44 @@ def test_a_window_that_is_gone_is_refused_and_what_is_held_goes_back_exactly(
         assert 1 <= refused <= 3
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_windows_that_interleave_and_are_copied_go_back_exactly_or_not_at_all(
+    seed: int, tmp_path: Path, shared: Path
+) -> None:
+    """All sequences share one cache, in which each one's old cells are taken by the others."""
+    model, rng = write_model(tmp_path / "m.gguf", WINDOWED), np.random.default_rng(seed)
+    with opened(model, shared, context=1024, lanes=4, ubatch_size=32) as loaded:
+        runtime = loaded.runtime
+        fresh = runtime.seq_create()
+        fed = {runtime.seq_create(): list[int]() for _ in range(3)}
+        for turn in range(30):
+            feeds = []
+            for sequence, tokens in fed.items():
+                more = drawn(int(rng.integers(1, 30)), seed=100 * turn + sequence)
+                feeds.append(Feed(sequence, more, len(tokens), "none"))
+                tokens.extend(more)
+            runtime.step(feeds, ignore)
+        for sequence in list(fed):
+            copy = runtime.seq_copy(sequence, len(fed[sequence]))
+            fed[copy] = list(fed[sequence])
+        gone = 0
+        for sequence, tokens in fed.items():
+            for back in (1, 3, 9, 40):
+                length = len(tokens) - back
+                try:
+                    runtime.seq_truncate(sequence, length)
+                except Unsupported:
+                    continue
+                gone += 1
+                del tokens[length:]
+                tail = drawn(3, seed=back)
+                runtime.step([Feed(fresh, tokens, 0, "none")], ignore)
+                close(last(runtime, sequence, tail), last(runtime, fresh, tail))
+                runtime.seq_truncate(fresh, 0)
+                tokens.extend(tail)
+        assert gone
+
+
 def test_a_full_window_cache_goes_back_anywhere(tmp_path: Path, shared: Path) -> None:
     model, tokens, tail = write_model(tmp_path / "m.gguf", WINDOWED), drawn(900), drawn(3, 1)
     with opened(model, shared, context=1024, lanes=2, swa_full=True) as loaded:
