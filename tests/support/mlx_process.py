@@ -92,30 +92,23 @@ def brought(folder: Path, payload: Path, *, foreign: bool) -> list[float] | str:
 
 
 def force(folder: Path, tokens: str, rows: str, first: str) -> None:
-    """The text in one sequence, and beside it one by one in two that decode together."""
-    ids = json.loads(Path(tokens).read_text())
-    runtime = opened(folder, len(ids) + 8)
-    one, two = runtime.seq_create(), runtime.seq_create()
-    before = ids[: int(first)]
-    for sequence in (one, two):
-        for start in range(0, len(before), 256):
-            chunk = before[start : start + 256]
-            runtime.step([Feed(sequence, chunk, start, "none")], lambda: None)
-    found = []
-    for place, token in enumerate(ids[int(first) :], len(before)):
-        feeds = [Feed(sequence, [token], place) for sequence in (one, two)]
-        found.append(
-            np.concatenate([it for it in runtime.step(feeds, lambda: None) if it is not None])
-        )
-    runtime.seq_truncate(two, 0)
-    together = np.stack(found)
-    runtime.seq_free(one)
+    """The text in one sequence, and beside it one by one in two copies that decode together."""
+    ids, before = json.loads(Path(tokens).read_text()), int(first)
+    runtime = opened(folder, 2 * len(ids))
     alone = runtime.seq_create()
-    for start in range(0, len(before), 256):
-        runtime.step([Feed(alone, before[start : start + 256], start, "none")], lambda: None)
-    (every,) = runtime.step([Feed(alone, ids[len(before) :], len(before), "all")], lambda: None)
+    runtime.step([Feed(alone, ids[:before], 0, "none")], lambda: None)
+    pair = [runtime.seq_copy(alone, before) for _ in range(2)]
+    (every,) = runtime.step([Feed(alone, ids[before:], before, "all")], lambda: None)
+    together = [
+        runtime.step([Feed(sequence, [token], place) for sequence in pair], lambda: None)
+        for place, token in enumerate(ids[before:], before)
+    ]
+    sides = [
+        np.concatenate([row for step in together if (row := step[side]) is not None])
+        for side in range(2)
+    ]
     assert every is not None
-    np.save(rows, np.stack([every, together[:, 0], together[:, 1]]))
+    np.save(rows, np.stack([every, *sides]))
 
 
 COMMANDS: Mapping[str, Callable[..., Any]] = {

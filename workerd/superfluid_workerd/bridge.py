@@ -16,7 +16,13 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, DistributionFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
+
+NEEDED: Final = ("jinja2", "msgspec", "numpy")
+"""What the kit imports and every environment must hold itself."""
+
+_EXIT: Final = 4
+"""`ExitCode.RUNTIME`, which cannot be imported yet."""
 
 
 class BorrowedDistribution(Distribution):
@@ -63,8 +69,23 @@ class BorrowedPackages(DistributionFinder):
         return [each for each in self._distributions if wanted in (None, each.name)]
 
 
+def refuse_without(needed: Sequence[str]) -> None:
+    """Leave with a refusal that names what of `needed` this environment lacks."""
+    lacking = [name for name in needed if importlib.util.find_spec(name) is None]
+    if not lacking:
+        return
+    refusal = {
+        "code": "runtime_broken",
+        "message": f"the environment of {sys.executable} lacks {', '.join(lacking)}",
+        "fix": f"run {sys.executable} -m pip install {' '.join(lacking)}",
+    }
+    print(json.dumps(refusal), flush=True)
+    sys.exit(_EXIT)
+
+
 def main() -> None:
     """Make the packages known, then become the worker."""
+    refuse_without(NEEDED)
     given = json.loads(sys.argv.pop(1))
     distributions = [BorrowedDistribution(*each) for each in given["distributions"]]
     sys.meta_path.insert(0, BorrowedPackages(given["packages"], distributions))

@@ -72,7 +72,7 @@ def _apart(model: Model) -> float:
     texts = [random.integers(0, model.ids, length + _ROUNDS + 2).tolist() for length in _LENGTHS]
     prompts = [text[:length] for text, length in zip(texts, _LENGTHS, strict=True)]
     singles = [_absorbed(model, prompt) for prompt in prompts]
-    batch = Batch({row: _absorbed(model, prompt) for row, prompt in enumerate(prompts)})
+    batch = Batch({row: copied(caches) for row, caches in enumerate(singles)})
     worst = 0.0
     at: list[int] = list(_LENGTHS)
     for turn in range(_ROUNDS + 2):
