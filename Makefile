@@ -54,7 +54,7 @@ test-llamacpp: $(DEV)
 	$(BIN)/python tests/support/llama_libraries.py
 
 test: test-model test-mlx test-llamacpp
-	$(BIN)/pytest -m "not soak"
+	$(BIN)/pytest -m "not soak" -n 2 --dist loadfile
 
 soak: test-model test-mlx test-llamacpp
 	$(BIN)/pytest -m soak --timeout=3600
