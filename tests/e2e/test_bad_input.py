@@ -491,7 +491,7 @@ BAD: Final = {
     ),
     "endless max_tokens": field(f'"max_tokens": {"9" * 40}', "max_tokens", "wanted"),
     "5000 digits": malformed(b'{"max_tokens": %s}' % (b"9" * 5000), "number out of range"),
-    "top_p": field('"top_p": 2', "top_p is 2", "wanted 0 to 1"),
+    "top_p": field('"top_p": 2', "top_p is 2", "wanted more than 0 and at most 1"),
     "n": field('"n": 0', "n asks for 0 choices", "wanted 1 to"),
     "empty stop": field('"stop": [""]', "stop string has 0 characters", "wanted 1 to"),
     "stop": field('"stop": 7', "stop is 7", "wanted a valid string or a valid array"),
