@@ -20,7 +20,7 @@ from superfluid_compat.errors import Unsupported
 from superfluid_workerd.adapter import InstallPlan, Version, Wheel
 
 TESTED: Final = (("0.32.4", "0.32.2"), ("0.32.4", "0.32.0"), ("0.32.2", "0.31.3"))
-"""Pairs of mlx and mlx-lm that the tests run, the newest first; an install is named by mlx-lm's
+"""Pairs of mlx and mlx-lm that were tested, the newest first; an install is named by mlx-lm's
 version."""
 
 _BACKENDS: Final = {"linux-x86_64": ("cpu", "mlx-cpu"), "darwin-arm64": ("metal", "mlx-metal")}

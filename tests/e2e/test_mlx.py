@@ -1,0 +1,192 @@
+"""The default model through mlx-lm, of both generations: installed, served, and as native says.
+
+The same weights are served by both: the file's blocks decoded to F32, and natively by the `exact`
+mode, which rounds no activation.
+"""
+
+from __future__ import annotations
+
+import json
+import venv
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import numpy as np
+import pytest
+
+from superfluid_workerd.adapter import Feed
+from support.mlx_environments import GENERATIONS, HOME, answer, interpreter
+from support.mlx_folder import write_folder
+from support.native_models import ignore, opened
+from support.parity import Logits, compare
+from support.server import run, serving
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
+
+FIRST: Final = 64
+POSITIONS: Final = 88
+"""Compared are the positions from FIRST on. Windows that fill are compared on tiny models."""
+
+MOST_KL: Final = 1e-4
+TEXT: Final = Path(__file__).parents[2] / "LICENSE"
+PROMPTS: Final = (
+    "The Eiffel Tower is in the city of",
+    "def fibonacci(n):\n",
+    "Es war einmal ein",
+    "1, 2, 3, 4, 5, 6, 7, 8,",
+)
+TOKENS: Final = 8
+
+
+@pytest.fixture(scope="module")
+def folder(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(default_model, tmp_path_factory.mktemp("mlx") / "gemma")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home of its own with the installs that every test shares."""
+    for generation in GENERATIONS:
+        interpreter(generation)
+    made = tmp_path_factory.mktemp("home")
+    (made / "data").mkdir()
+    (made / "data" / "runtimes").symlink_to(HOME / "data" / "runtimes")
+    return made
+
+
+class Native:
+    """The native runtime, exact, on the default model."""
+
+    def __init__(self, loaded: Any) -> None:
+        self.tokenizer, self.runtime = loaded.tokenizer, loaded.runtime
+
+    def rows(self, ids: list[int], first: int) -> Logits:
+        """Logits at the positions from `first` on."""
+        sequence = self.runtime.seq_create()
+        for start in range(0, first, 32):
+            chunk = ids[start : min(start + 32, first)]
+            self.runtime.step([Feed(sequence, chunk, start, "none")], ignore)
+        found = []
+        for start in range(first, len(ids), 16):
+            feed = Feed(sequence, ids[start : start + 16], start, "all")
+            found.extend(self.runtime.step([feed], ignore))
+        self.runtime.seq_free(sequence)
+        rows: Logits = np.concatenate(found)
+        return rows
+
+
+@pytest.fixture(scope="module")
+def native(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    shared = tmp_path_factory.mktemp("kernels")
+    with opened(default_model, shared, lanes=1, context=1024, exact=True) as loaded:
+        yield Native(loaded)
+
+
+@pytest.fixture(scope="module")
+def wanted(native: Native) -> tuple[list[int], Logits]:
+    """A text's token ids, and what native predicts along it."""
+    ids = native.tokenizer.encode(TEXT.read_text())[:POSITIONS]
+    return ids, native.rows(ids, FIRST)
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_predictions_are_natives_alone_and_together(
+    generation: str, folder: Path, wanted: tuple[list[int], Logits], tmp_path: Path
+) -> None:
+    ids, logits = wanted
+    (tmp_path / "ids").write_text(json.dumps(ids))
+    rows = tmp_path / "rows.npy"
+    answer(generation, "force", str(folder), str(tmp_path / "ids"), str(rows), str(FIRST),
+           cwd=tmp_path)  # fmt: skip
+    for found in np.load(rows, mmap_mode="r"):
+        measured = compare(iter([np.asarray(found)]), logits)
+        assert measured.positions == POSITIONS - FIRST
+        assert measured.clear > measured.positions // 4
+        assert measured.kl < MOST_KL
+        assert measured.disagreement == 0
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_an_install_serves_over_http_what_native_would_say(
+    generation: str, folder: Path, home: Path, native: Native
+) -> None:
+    runtime = f"mlx@{GENERATIONS[generation]}"
+    words = ["--runtime", runtime, "--lanes", "4", "--context", "512", "--mlx-compile", "false"]
+    with serving([str(folder), *words], home) as server:
+
+        def complete(prompt: str) -> str:
+            body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
+            found = httpx.post(f"{server.url}/v1/completions", json=body, timeout=300)
+            assert found.status_code == 200, found.text
+            text: str = found.json()["choices"][0]["text"]
+            return text
+
+        alone = [complete(prompt) for prompt in PROMPTS[:1]]
+        with ThreadPoolExecutor(len(PROMPTS)) as pool:
+            together = list(pool.map(complete, PROMPTS))
+        said = httpx.get(f"{server.url}/health").json()
+    assert alone[0].startswith(" Paris")
+    for prompt, text in [*zip(PROMPTS, alone, strict=False), *zip(PROMPTS, together, strict=True)]:
+        ids = native.tokenizer.encode(prompt)
+        told = native.tokenizer.encode(prompt + text)
+        rows = native.rows(told, len(ids) - 1)[:-1]
+        picked = rows[np.arange(len(rows)), told[len(ids) :]]
+        assert len(rows) >= TOKENS // 2
+        # Within a thousandth of the best token's logit: only a tie is broken otherwise.
+        assert float((rows.max(axis=1) - picked).max()) < 1e-3
+    assert said
+
+
+# Environments of the user's own
+
+
+def test_an_environment_of_ones_own_serves(folder: Path, home: Path, tmp_path: Path) -> None:
+    own = interpreter("plain").parents[1]
+    done = run(["serve", str(folder), "--runtime", "mlx", "--mlx-venv", str(own), "--plan"], home)
+    assert done.code == 0, done.err
+    assert "0.32.2" in done.out
+
+
+def _bare(tmp_path: Path, *packages: str) -> Path:
+    """An environment that holds only some modules, empty ones, after the interpreter's own."""
+    made = tmp_path / "venv"
+    venv.create(made, with_pip=False, symlinks=True)
+    site = next(made.glob("lib/python*/site-packages"))
+    for name in packages:
+        held = interpreter("plain").parents[1] / site.relative_to(made) / name
+        (site / name).symlink_to(held)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("packages", "lacking"),
+    [
+        ((), "lacks jinja2, msgspec, numpy"),
+        (("msgspec", "numpy", "numpy.libs", "jinja2", "markupsafe"),
+         "lacks mlx and mlx_lm and tokenizers"),
+    ],
+)  # fmt: skip
+def test_what_an_environment_lacks_is_named(
+    packages: tuple[str, ...], lacking: str, folder: Path, home: Path, tmp_path: Path
+) -> None:
+    made = _bare(tmp_path, *packages)
+    done = run(["serve", str(folder), "--runtime", "mlx", "--mlx-venv", str(made)], home)
+    assert done.code == 4
+    assert lacking in done.err
+    assert "pip install" in done.err
+
+
+def test_no_environment_at_all_is_refused_with_the_command_that_installs_one(
+    folder: Path, tmp_path: Path
+) -> None:
+    done = run(["serve", str(folder), "--runtime", "mlx"], tmp_path / "home")
+    assert done.code == 4
+    assert "superfluid runtime install mlx" in done.err
+    done = run(
+        ["serve", str(folder), "--runtime", "mlx", "--mlx-venv", str(tmp_path / "none")],
+        tmp_path / "home",
+    )
+    assert done.code == 4
+    assert "has no bin/python" in done.err
