@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 from superfluid_adapter_fake.orders import Orders, write_model
 
-from superfluid_workerd.link.frames import GenerationRequest
+from support.openai_streams import clients, idle, told
 from support.server import Server, serving
 from support.turn_loop import alone, request
 
 LANES = 8
+LONG = 1500
+"""Tokens that a stream asks for whose client goes."""
 ORDERS = Orders(context=2048, spare=10, step_s=0.002)
 CLASSES = ("interactive", "completion", "agent", "background")
 
@@ -31,14 +34,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield found
 
 
-@contextlib.asynccontextmanager
-async def _clients(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{server.url}/v1", api_key="none", max_retries=0
-    ) as client:
-        yield client
-
-
 def _stats(server: Server) -> dict[str, Any]:
     (stats,) = httpx.get(f"{server.url}/v1/superfluid/stats").json()["models"].values()
     assert isinstance(stats, dict)
@@ -46,61 +41,35 @@ def _stats(server: Server) -> dict[str, Any]:
 
 
 async def _idle(server: Server) -> dict[str, Any]:
-    """The counters once no stream is left; a cancel takes effect with the next turn."""
-    async with asyncio.timeout(30), httpx.AsyncClient() as http:
-        while True:
-            answer = await http.get(f"{server.url}/v1/superfluid/stats")
-            (stats,) = answer.json()["models"].values()
-            if stats["free_lanes"] == LANES and not stats["waiting"]:
-                return dict(stats)
-
-
-async def _told(
-    client: openai.AsyncOpenAI, ask: GenerationRequest, leave_after: int | None = None
-) -> str:
-    """The stream's text; up to `leave_after` pieces, when the client goes."""
-    stream = await client.completions.create(
-        model="m",
-        prompt=list(ask.prompt.tokens),  # type: ignore[union-attr]  # all of them are token ids
-        max_tokens=ask.max_tokens,
-        seed=ask.sampling.seed,
-        temperature=ask.sampling.temperature,
-        stream=True,
-        extra_body={"ignore_eos": True},
-        extra_headers={"x-superfluid-qos": ask.service_class},
-    )
-    text, pieces = "", 0
-    async with stream:
-        async for chunk in stream:
-            if pieces == leave_after:
-                break
-            text += chunk.choices[0].text
-            pieces += 1
-    return text
+    return await idle(server, LANES)
 
 
 async def test_sixty_four_streams_on_eight_lanes_a_third_of_them_dropped(server: Server) -> None:
     """Lanes facts, failure 1: generation goes on after its client is gone."""
     dice = random.Random(4)
     head = [dice.randrange(256) for _ in range(200)]
+    leaves = {n: dice.randint(0, 19) for n in dice.sample(range(64), 21)}
     asks = [
         request(
             head[: dice.choice([0, 100, 200])] + [dice.randrange(256) for _ in range(30)],
-            dice.randint(20, 60),
+            LONG if number in leaves else dice.randint(20, 60),
             CLASSES[number % 4],  # type: ignore[arg-type]  # a Class each
             seed=number,
         )
         for number in range(64)
     ]
-    leaves = {n: dice.randint(0, 19) for n in dice.sample(range(64), 21)}
-    async with _clients(server) as client:
+    before = await _idle(server)
+    async with clients(server) as client:
         texts = await asyncio.gather(
-            *(_told(client, ask, leaves.get(n)) for n, ask in enumerate(asks))
+            *(told(client, ask, leaves.get(n)) for n, ask in enumerate(asks))
         )
     for number, (ask, text) in enumerate(zip(asks, texts, strict=True)):
-        whole = bytes(alone(ask, ORDERS, ORDERS.context)).decode()
-        assert text == whole[: leaves.get(number)]
+        heard = msgspec.structs.replace(ask, max_tokens=leaves.get(number, ask.max_tokens))
+        assert text == bytes(alone(heard, ORDERS, ORDERS.context)).decode()
     stats = await _idle(server)
+    kept = sum(ask.max_tokens or 0 for n, ask in enumerate(asks) if n not in leaves)
+    decoded = stats["decode_tokens"] - before["decode_tokens"]
+    assert decoded < kept + 21 * LONG / 2, "the dropped ones went on"
     assert stats["parked"] == stats["parked_bytes"] == 0
     assert stats["mean_occupancy"] > 4
     assert stats["mean_occupancy"] <= stats["mean_ready"] <= LANES
@@ -110,9 +79,9 @@ async def test_sixty_four_streams_on_eight_lanes_a_third_of_them_dropped(server:
 async def test_thirty_two_requests_with_one_prefix_prefill_it_once(server: Server) -> None:
     head = [(7 * i + i * i) % 251 for i in range(1500)]
     before = await _idle(server)
-    async with _clients(server) as client:
+    async with clients(server) as client:
         await asyncio.gather(
-            *(_told(client, request([*head, *([n] * 5)], 8, seed=n)) for n in range(32))
+            *(told(client, request([*head, *([n] * 5)], 8, seed=n)) for n in range(32))
         )
     after = await _idle(server)
     assert after["prefill_tokens"] - before["prefill_tokens"] == 1500 + 32 * 5
@@ -178,6 +147,41 @@ def test_a_full_line_is_a_503_that_says_when_to_come_again(tmp_path: Path) -> No
             assert answer.json()["error"]["code"] == "overloaded"
             assert int(answer.headers["retry-after"]) >= 1
             gate.touch()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_choices_are_started_all_or_none(tmp_path: Path, stream: bool) -> None:
+    gate = tmp_path / "gate"
+    model = write_model(tmp_path / "m.fake", Orders(gate=str(gate)))
+    extra = {"SUPERFLUID_MAX_WAITING": "4"}
+    with serving([str(model), "--lanes", "2"], tmp_path / "home", **extra) as found:
+        async with httpx.AsyncClient(base_url=found.url, timeout=60) as http:
+
+            async def ask(**fields: Any) -> httpx.Response:
+                body = {"prompt": "a", "max_tokens": 3, "stream": stream, **fields}
+                return await http.post("/v1/completions", json=body)
+
+            for param, fields in (("n", {"n": 20}), ("prompt", {"prompt": ["a"] * 7})):
+                answer = await ask(**fields)
+                error = answer.json()["error"]
+                assert (answer.status_code, error["param"]) == (400, param)
+                assert "at most 6 fit" in error["message"]
+            # The first takes a lane, the others come while its step runs.
+            first = asyncio.create_task(ask(n=3))
+            while _stats(found)["waiting"] < 2:
+                await asyncio.sleep(0)
+            answer = await ask(n=4)
+            assert answer.status_code == 503
+            assert int(answer.headers["retry-after"]) >= 1
+            stats = _stats(found)
+            assert (stats["admitted"], stats["waiting"]) == (1, 2)
+            second = asyncio.create_task(ask(n=3))
+            while _stats(found)["waiting"] < 5:
+                await asyncio.sleep(0)
+            gate.touch()
+            for answer in await asyncio.gather(first, second):
+                assert answer.status_code == 200
+            assert _stats(found)["admitted"] == 6
 
 
 async def test_the_servers_default_class_is_that_of_requests_without_one(tmp_path: Path) -> None:

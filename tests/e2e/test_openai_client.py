@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -137,14 +138,32 @@ def expected_whole(start: int, tokens: int) -> str:
     return told.decode(errors="replace").strip("\ufffd")
 
 
-async def test_a_dropped_stream_frees_its_lane(server: Server) -> None:
-    async with httpx.AsyncClient(base_url=server.url) as http:
-        for _ in range(12):
-            body = {"prompt": "q", "max_tokens": 400, "stream": True}
-            async with http.stream("POST", "/v1/completions", json=body) as response:
-                async for _ in response.aiter_bytes():
-                    break
-        last = await http.post("/v1/completions", json={"prompt": "q", "max_tokens": 2})
+async def test_a_dropped_stream_frees_its_lane(tmp_path: Path) -> None:
+    """While the gate is shut no turn ends, so that no lane comes free by a stream's own end."""
+    gate = tmp_path / "gate"
+    model = write_model(tmp_path / "m.fake", Orders(gate=str(gate), context=4096, step_s=0.005))
+    with serving([str(model), "--lanes", "2"], tmp_path / "home") as found:
+        async with httpx.AsyncClient(base_url=found.url, timeout=30) as http:
+
+            async def stats() -> dict[str, Any]:
+                answer = await http.get("/v1/superfluid/stats")
+                return dict(answer.json()["models"]["m"])
+
+            body = {"prompt": "q", "max_tokens": 4000, "stream": True, "ignore_eos": True}
+            for _ in range(6):
+                gate.touch()
+                async with http.stream("POST", "/v1/completions", json=body) as response:
+                    pieces = response.aiter_bytes()
+                    await anext(pieces)
+                    gate.unlink()
+                    before = await stats()
+                    assert before["free_lanes"] == 1
+                async with asyncio.timeout(30):
+                    while (after := await stats())["free_lanes"] < 2:
+                        await asyncio.sleep(0)
+                assert after["decode_tokens"] - before["decode_tokens"] <= 1
+            gate.touch()
+            last = await http.post("/v1/completions", json={"prompt": "q", "max_tokens": 2})
     assert last.status_code == 200
 
 

@@ -150,8 +150,9 @@ class Drawn:
     def _run(self) -> tuple[TurnStats, Counter[str]]:
         dice, wanted, clock = self.dice, self.wanted, self.clock
         loop = Loop(self.orders, lanes=self.lanes, policy=self.policy, stage=Counted)
-        assert isinstance(loop.runtime, Counted)
-        left, done = list(wanted), loop.runtime.done
+        runtime = loop.runtime
+        assert isinstance(runtime, Counted)
+        left, done = list(wanted), runtime.done
         deadlines: dict[int, float] = {}
         had_at_cancel: dict[int, int] = {}
         outlived: set[int] = set()
@@ -172,7 +173,7 @@ class Drawn:
                 loop.cancel(number)
 
         def before(_turn: int) -> None:
-            if not loop.runtime.within_a_turn:
+            if not runtime.within_a_turn:
                 late = [number for number, at in deadlines.items() if at <= clock.now_s]
                 unwanted = {*had_at_cancel, *late}
                 outlived.update(number for number in unwanted if not loop.heard[number].over)
@@ -180,7 +181,7 @@ class Drawn:
             if left and dice.random() < 0.3:
                 join()
             if dice.random() < 0.08:
-                loop.runtime.fail_next.append(Fault("drawn"))
+                runtime.fail_next.append(Fault("drawn"))
             if dice.random() < 0.08:
                 cancel("cancelled as a step began")
 
@@ -195,7 +196,7 @@ class Drawn:
             else:
                 loop.stop()
 
-        loop.runtime.before, loop.runtime.within, loop.idle = before, within, idle
+        runtime.before, runtime.within, loop.idle = before, within, idle
         for _ in range(min(3, len(left))):
             join()
         loop.run()
