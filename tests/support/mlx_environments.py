@@ -18,9 +18,9 @@ HOME = ROOT / ".cache" / "test-home"
 GENERATIONS = {"meta": "0.31.3", "plain": "0.32.2"}
 """mlx-lm's version by how its caches keep their state."""
 
+_OURS = ("superfluid_compat", "superfluid_workerd", "superfluid_adapter_mlx")
 _LENT = (
-    "superfluid_compat", "superfluid_workerd", "superfluid_adapter_mlx",
-    "py", "pytest", "_pytest", "pluggy", "iniconfig", "pytest_timeout",
+    *_OURS, "py", "pytest", "_pytest", "pluggy", "iniconfig", "pytest_timeout",
 )  # fmt: skip
 _START = """
 import json, runpy, sys
@@ -28,6 +28,7 @@ lent = json.loads(sys.argv.pop(1))
 bridge = runpy.run_path(lent["bridge"], run_name="bridge")
 borrowed = [bridge["BorrowedDistribution"](*each) for each in lent["distributions"]]
 sys.meta_path.insert(0, bridge["BorrowedPackages"](lent["packages"], borrowed))
+sys.path.append(lent["linked"])
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 
@@ -45,9 +46,23 @@ def interpreter(generation: str) -> Path:
 def inside(generation: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run a module and its arguments under the environment's Python, which is lent our packages,
     the tests' support and pytest, as a worker is lent ours."""
+    linked = cwd / "linked"
+    linked.mkdir(exist_ok=True)
+    lent = _lent()
+    for name in _OURS:
+        # For a Python that a test starts itself, which gets the path and not the finder.
+        if not (linked / name).exists():
+            (linked / name).symlink_to(lent["packages"][name])
     kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
     return subprocess.run(
-        [str(interpreter(generation)), "-I", "-c", _START, json.dumps(_lent()), *arguments],
+        [
+            str(interpreter(generation)),
+            "-I",
+            "-c",
+            _START,
+            json.dumps({**lent, "linked": str(linked)}),
+            *arguments,
+        ],
         env={**kept, "MLX_DISABLE_COMPILE": "1", "TMPDIR": str(cwd)},
         cwd=cwd,
         stdin=subprocess.DEVNULL,
@@ -65,7 +80,7 @@ def answer(generation: str, command: str, *arguments: str, cwd: Path) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _lent() -> dict[str, object]:
+def _lent() -> dict[str, Any]:
     packages = {**dict(_folders()), "support": str(ROOT / "tests" / "support")}
     ours = distribution("superfluid")
     return {
