@@ -59,7 +59,9 @@ def locate(
     Raises `ModelNotFound`, `ModelDamaged`, `Offline` and what `pull` raises.
     """
     if not argument:
-        raise ModelNotFound("MODEL is empty, wanted a model", fix="name a model, or leave it out for the default")
+        raise ModelNotFound(
+            "MODEL is empty, wanted a model", fix="name a model, or leave it out for the default"
+        )
     path = _existing(argument)
     if path is not None:
         return located_path(path)
@@ -108,5 +110,7 @@ def _entry_of(folder: Path) -> Path:
     if len(models) == 1:
         return models[0]
     if not any(folder.glob("*")):
-        raise ModelNotFound(f"the folder {folder} is empty, wanted a model", fix="name a model file or its folder")
+        raise ModelNotFound(
+            f"the folder {folder} is empty, wanted a model", fix="name a model file or its folder"
+        )
     return folder
