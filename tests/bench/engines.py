@@ -121,7 +121,7 @@ def peak_rss() -> int:
 
 
 def _native(order: Order) -> Measured:
-    from superfluid_adapter_native.adapter import OPTIONS, NativeAdapter
+    from superfluid_adapter_native.native import OPTIONS, NativeAdapter
     from superfluid_workerd.adapter import Feed, OpenRequest
     from support.native_models import ignore
 

@@ -36,7 +36,7 @@ from pathlib import Path
 model, shared, group, budget, cap, context = sys.argv[1:]
 if group:
     Path(group, "cgroup.procs").write_text(str(os.getpid()))
-from superfluid_adapter_native.adapter import OPTIONS, NativeAdapter
+from superfluid_adapter_native.native import OPTIONS, NativeAdapter
 from superfluid_compat.errors import SuperfluidError
 from superfluid_workerd.adapter import Feed, OpenRequest
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from superfluid_adapter_llamacpp.adapter import LlamaCppAdapter
+from superfluid_adapter_llamacpp.llamacpp import LlamaCppAdapter
 from superfluid_workerd.adapter import LoadedModel, OpenRequest
 from superfluid_workerd.registry import checked_options
 from support.llama_libraries import BUILD, library

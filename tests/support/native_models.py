@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from superfluid_adapter_native.adapter import OPTIONS, NativeAdapter
+from superfluid_adapter_native.native import OPTIONS, NativeAdapter
 from superfluid_workerd.adapter import Feed, LoadedModel, OpenRequest, Runtime
 
 Logits = NDArray[np.float32]

@@ -5,7 +5,7 @@ from superfluid_workerd.adapter import Adapter
 
 def adapter() -> Adapter:
     """The entry point of the group `superfluid.adapters`."""
-    from superfluid_adapter_llamacpp.adapter import LlamaCppAdapter
+    from superfluid_adapter_llamacpp.llamacpp import LlamaCppAdapter
 
     return LlamaCppAdapter()
 

@@ -7,7 +7,7 @@ from superfluid_workerd.adapter import Adapter
 
 def adapter() -> Adapter:
     """The entry point."""
-    from superfluid_adapter_mlx.adapter import MlxAdapter
+    from superfluid_adapter_mlx.mlx import MlxAdapter
 
     return MlxAdapter()
 

@@ -5,7 +5,7 @@ from superfluid_workerd.adapter import Adapter
 
 def adapter() -> Adapter:
     """The entry point of the group `superfluid.adapters`."""
-    from superfluid_adapter_native.adapter import NativeAdapter
+    from superfluid_adapter_native.native import NativeAdapter
 
     return NativeAdapter()
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from superfluid_adapter_native.adapter import NativeAdapter
 from superfluid_adapter_native.architectures import served
 from superfluid_adapter_native.config import configure
 from superfluid_adapter_native.formats.open import open_source
+from superfluid_adapter_native.native import NativeAdapter
 from superfluid_compat.errors import ModelDamaged, SuperfluidError, UnsupportedArchitecture
 from support.gguf_writer import TensorData, write_gguf
 from support.tiny_models import TinyModel, model_metadata, model_tensors, write_model

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from superfluid_adapter_native.adapter import OPTIONS, NativeAdapter
+from superfluid_adapter_native.native import OPTIONS, NativeAdapter
 from superfluid_compat.errors import DoesNotFit
 from superfluid_workerd.adapter import OpenRequest
 from support.native_models import opened

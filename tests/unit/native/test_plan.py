@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from superfluid_adapter_native.adapter import OPTIONS, NativeAdapter
 from superfluid_adapter_native.config import configure
 from superfluid_adapter_native.formats.open import open_source
 from superfluid_adapter_native.kv_cache import KVType
+from superfluid_adapter_native.native import OPTIONS, NativeAdapter
 from superfluid_adapter_native.plan import Ask, MemoryPlan, make_plan
 from superfluid_compat.errors import BadOptionValue, DoesNotFit
 from superfluid_workerd.adapter import OpenRequest

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import pytest
-from superfluid_adapter_fake.adapter import FakeAdapter
+from superfluid_adapter_fake.fake import FakeAdapter
 from superfluid_adapter_fake.orders import Orders, write_model
 from superfluid_adapter_fake.runtime import FakeRuntime, extend
 
@@ -193,7 +193,7 @@ def test_an_adapter_that_loads_an_engine_at_once_is_caught(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"hasty_{engine}"
-    lines = (f"import {engine}", "from superfluid_adapter_fake.adapter import FakeAdapter", "")
+    lines = (f"import {engine}", "from superfluid_adapter_fake.fake import FakeAdapter", "")
     code = "\n".join((*lines, "class Hasty(FakeAdapter): ...", ""))
     (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -71,7 +71,7 @@ def test_what_is_data_needs_no_array_library(command: str) -> None:
     done = process("-c", script)
     loaded = set(done.stderr.decode().split())
     assert done.returncode == 0
-    assert "superfluid_adapter_fake.adapter" in loaded
+    assert "superfluid_adapter_fake.fake" in loaded
     assert not loaded & {"numpy", "numba", "jinja2", "asyncio", "superfluid"}
 
 
@@ -152,12 +152,12 @@ BROKEN = {
     "factory": "def adapter(): raise ValueError('cannot build')",
     "nothing": "def adapter(): return None",
     "attribute": "adaptor = None",
-    "stranger": "from superfluid_adapter_fake.adapter import FakeAdapter as adapter",
+    "stranger": "from superfluid_adapter_fake.fake import FakeAdapter as adapter",
     "exit": "raise SystemExit(0)",
 }
 OTHER_KIT = """
 import msgspec
-from superfluid_adapter_fake.adapter import FakeAdapter
+from superfluid_adapter_fake.fake import FakeAdapter
 class adapter(FakeAdapter):
     def info(self):
         return msgspec.structs.replace(super().info(), id="broken", kit=99)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from superfluid_adapter_fake.adapter import FakeAdapter
+    from superfluid_adapter_fake.fake import FakeAdapter
 
 
 def adapter() -> FakeAdapter:
     """The entry point."""
-    from superfluid_adapter_fake.adapter import FakeAdapter
+    from superfluid_adapter_fake.fake import FakeAdapter
 
     return FakeAdapter()

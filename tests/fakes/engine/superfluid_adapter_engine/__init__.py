@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from superfluid_adapter_engine.adapter import EngineAdapter
+    from superfluid_adapter_engine.engine import EngineAdapter
 
 
 def adapter() -> EngineAdapter:
     """The entry point."""
-    from superfluid_adapter_engine.adapter import EngineAdapter
+    from superfluid_adapter_engine.engine import EngineAdapter
 
     return EngineAdapter()

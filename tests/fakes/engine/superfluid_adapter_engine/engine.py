@@ -34,7 +34,7 @@ from superfluid_workerd.adapter import (
 from superfluid_workerd.options import Kind
 
 if TYPE_CHECKING:
-    from superfluid_adapter_fake.adapter import FakeAdapter
+    from superfluid_adapter_fake.fake import FakeAdapter
 
 REQUIRES = Requirement("engine ABI", (2,), (Line("0.3", 2), Line("0.1", 1)), ("2.0", "2.1"))
 LIBRARY = "lib/libengine.so"
@@ -143,7 +143,7 @@ def _recipe() -> list[Release]:
 
 
 def _fake() -> FakeAdapter:
-    from superfluid_adapter_fake.adapter import FakeAdapter
+    from superfluid_adapter_fake.fake import FakeAdapter
 
     return FakeAdapter()
 
