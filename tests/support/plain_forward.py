@@ -60,6 +60,8 @@ class _Plain:
         return x + change
 
     def local(self, layer: int) -> bool:
+        if self.spec.architecture in ("llama", "phi3"):
+            return bool(self.key("attention.sliding_window", 0) > 0)
         every = {"gemma3": 6, "gemma2": 2}.get(self.spec.architecture, 0)
         return every > 0 and layer % every != every - 1
 

@@ -70,6 +70,10 @@ def model(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "m.gguf", MODELS[name])
 
 
+def _save_a_tokenizer(folder: Path) -> None:
+    Engine(WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>")).save(str(folder / "tokenizer.json"))
+
+
 def tokens(count: int = LENGTH, seed: int = 7) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(3, 300, count)]
 
@@ -88,6 +92,29 @@ def test_the_whole_prompt_and_token_by_token_match_numpy(
         stepwise = one_by_one(runtime, runtime.seq_create(), tokens())
     assert off(at_once, wanted) < EXACT
     assert np.array_equal(at_once, stepwise)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "phi3"])
+def test_a_window_that_the_file_states_holds_in_every_layer(
+    architecture: str, tmp_path: Path, kernels: Path
+) -> None:
+    """llama.cpp passes over it for these, so NumPy alone is the judge."""
+    stated = {f"{architecture}.attention.sliding_window": 8}
+    spec = TinyModel(architecture, metadata=stated)  # type: ignore[arg-type]  # of the Literal
+    wanted = plain_logits(spec, tokens())
+    with opened(write_model(tmp_path / "m.gguf", spec), kernels, exact=True) as loaded:
+        assert off(whole(loaded.runtime, tokens()), wanted) < EXACT
+    assert off(plain_logits(replace(spec, metadata={}), tokens()), wanted) > 1000 * EXACT
+
+
+def test_mistral_attends_to_its_window(tmp_path: Path, kernels: Path) -> None:
+    spec = TinyModel("llama", metadata={"llama.attention.sliding_window": 8})
+    told = {"model_type": "mistral", "sliding_window": 8}
+    folder = write_folder(tmp_path / "m", replace(spec, metadata={}), config=told)
+    _save_a_tokenizer(folder)
+    with opened(folder, kernels, exact=True) as loaded:
+        found = whole(loaded.runtime, tokens())
+    assert off(found, plain_logits(spec, tokens())) < EXACT
 
 
 def test_logits_match_llamacpp(name: str, model: Path, kernels: Path) -> None:
@@ -188,7 +215,7 @@ def test_a_folder_gives_what_its_gguf_gives(
 ) -> None:
     spec = TinyModel(architecture)  # type: ignore[arg-type]  # one of the Literal
     folder = write_folder(tmp_path / "m", spec)
-    Engine(WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>")).save(str(folder / "tokenizer.json"))
+    _save_a_tokenizer(folder)
     with opened(folder, kernels, exact=True) as loaded:
         found = whole(loaded.runtime, tokens())
         seq = loaded.runtime.seq_create()
