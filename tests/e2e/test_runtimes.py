@@ -309,7 +309,7 @@ def test_install_pin_update_roll_back_repair_remove(
     assert [r["pinned"] for r in engine.rows()] == [True, False]
     assert engine("runtime", "rollback", "engine").out == "engine uses 2.0-cpu\n"
     assert [r["pinned"] for r in engine.rows()] == [False, True]
-    assert "pinned to another" in engine("runtime", "install", "engine", "--version", "2.1").out
+    assert "another is in use" in engine("runtime", "install", "engine", "--version", "2.1").out
     assert engine("runtime", "use", "engine", "--auto").out == "engine uses 2.1-cpu\n"
 
     lib = engine.runtimes / "2.1-cpu" / "lib" / "libengine.so"
@@ -448,8 +448,26 @@ def test_an_install_that_fails_its_check_is_none(engine: Engine, tmp_path: Path)
         assert (ended.code, json.loads(ended.out.splitlines()[-1])["code"]) == (4, code)
         assert [(r["install"], r["state"]) for r in engine.rows()] == [("2.0-local", "ready")]
     ended = engine("runtime", "install", "engine", "--from", str(tmp_path / "bad-1"), "--untested")
-    assert (ended.code, ended.out) == (0, "engine 3dev-local installed\n")
-    assert engine.rows()[0]["state"] == "untested"
+    assert ended.code == 0
+    assert "2.0-local stays in use" in ended.err
+    rows = {row["install"]: row for row in engine.rows()}
+    assert (rows["3dev-local"]["state"], rows["2.0-local"]["in_use"]) == ("untested", True)
+    assert engine("runtime", "use", "engine", "--auto").code == 0
+    assert {row["install"]: row for row in engine.rows()}["2.0-local"]["in_use"]
+
+
+def test_an_install_is_not_replaced_by_another_of_its_name(engine: Engine, tmp_path: Path) -> None:
+    first = folder_with(tmp_path, "first")
+    assert engine("runtime", "install", "engine", "--from", str(first)).code == 0
+    again = engine("runtime", "install", "engine", "--from", str(first))
+    assert (again.code, [r["install"] for r in engine.rows()]) == (0, ["2.0-local"])
+    other = folder_with(tmp_path, "other", version="2.1")
+    arguments = ("runtime", "install", "engine", "--from", str(other), "--version", "2.0")
+    ended = engine(*arguments)
+    assert ended.code == 4
+    assert "2.0-local is here already" in ended.err
+    assert "superfluid runtime remove engine 2.0-local" in ended.err
+    assert engine.rows()[0]["version"] == "2.0"
 
 
 def test_backends_are_tried_in_turn_while_no_device_is_found(

@@ -219,7 +219,7 @@ def _install(runtime: str, order: Order, *, as_json: bool, dry_run: bool = False
             return
         outcome = installer.install(row, order)
         what = "installed" if outcome.fresh else "is installed already"
-        used = "" if outcome.in_use else f"; pinned to another, see superfluid runtime use {row.id}"
+        used = "" if outcome.in_use else f"; another is in use, see superfluid runtime use {row.id}"
         done(outcome, f"{row.id} {outcome.install.name} {what}{used}")
 
 

@@ -201,12 +201,39 @@ class Installer:
             manifest = _manifest(row, staged, probe, verdict, order)
             if keep and manifest.name != keep:
                 raise InstallFailed(f"the source gives {manifest.name} now, wanted {keep}")
-            install = self.installs.place(staged.folder, manifest, staging)
+            same = None if keep else self._same(manifest)
+            install = same or self.installs.place(staged.folder, manifest, staging)
         finally:
             remove_tree(staging)
         if not keep:
+            self._take_up(install, verdict)
+        return Outcome(install, same is None, self._used(install))
+
+    def _same(self, manifest: Manifest) -> Install | None:
+        """The install that has the manifest's name, when it holds the same files. One that holds
+        others may be running: it is not replaced. Raises `InstallFailed`."""
+        here = self.installs.find(manifest.runtime, manifest.name)
+        if here is None or here.manifest is None or here.missing() is not None:
+            return None
+        if here.manifest.files == manifest.files:
+            return here
+        raise InstallFailed(
+            f"install {here.name} is here already and holds other files, from "
+            f"{here.manifest.source}",
+            fix=f"give another --version, or first superfluid runtime remove {here.runtime} "
+            f"{here.name}",
+        )
+
+    def _take_up(self, install: Install, verdict: Verdict) -> None:
+        """Put it to use, unless that would put an untested one in place of one that works."""
+        used = self.installs.in_use(install.runtime)
+        if verdict.serves or used is None or used.name == install.name:
             self.installs.put_to_use(install)
-        return Outcome(install, True, self._used(install))
+        else:
+            self.reports.say(
+                f"{install.runtime}: {used.name} stays in use; {install.name} is untested and "
+                f"serves with --runtime {install.runtime}@{install.name} --untested"
+            )
 
     def _stage(self, row: Row, order: Order, plan: InstallPlan | None, staging: Path) -> Staged:
         folder = staging / "install"

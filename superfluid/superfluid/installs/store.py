@@ -160,12 +160,16 @@ class Installs:
         )
 
     def in_use(self, runtime: str) -> Install | None:
-        """The pinned install, else the current one, else the newest."""
-        known = {each.name: each for each in self.all(runtime)}
+        """The pinned install, else the current one, else the newest that is tested."""
+        known = {each.name: each for each in self._by_trust(runtime)}
         for name in (*self._pin(runtime), *self._history(runtime), *known):
             if name in known:
                 return known[name]
         return None
+
+    def _by_trust(self, runtime: str) -> list[Install]:
+        """The tested installs, newest first, then the others."""
+        return sorted(self.all(runtime), key=lambda it: it.manifest is None or it.manifest.untested)
 
     def pinned(self, runtime: str) -> Install | None:
         return next((it for n in self._pin(runtime) if (it := self.find(runtime, n))), None)
@@ -195,9 +199,9 @@ class Installs:
         self._write(install.runtime, "pinned", {install.name: None})
 
     def unpin(self, runtime: str) -> None:
-        """Forget the pin; the newest version is put to use."""
+        """Forget the pin; the newest tested version is put to use, the newest where none is."""
         (self.root / runtime / "pinned").unlink(missing_ok=True)
-        newest = next(iter(self.all(runtime)), None)
+        newest = next(iter(self._by_trust(runtime)), None)
         if newest is not None:
             self.put_to_use(newest)
 
