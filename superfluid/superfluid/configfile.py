@@ -108,6 +108,12 @@ def read(path: Path) -> ConfigFile:
 def _first(error: ValidationError) -> str:
     found: Mapping[str, Any] = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in found["loc"])
+    if found["type"] == "extra_forbidden":
+        # Models are at the third level of the file, all other tables at the first.
+        known = (ModelTable if found["loc"][0] == "models" else Tables).model_fields
+        near = nearest(str(found["loc"][-1]), known)
+        meant = f", did you mean {near}?" if near else f", wanted one of {', '.join(known)}"
+        return f"{place} is no name of this file{meant}"
     return f"{place}: {str(found['msg']).lower()}" if place else str(found["msg"])
 
 

@@ -861,7 +861,7 @@ def test_every_value_shows_where_it_comes_from(engine: Engine, tmp_path: Path) -
         ("[options]\ncontxt = 1", "did you mean context?"),
         ("[options]\nlanes = 0", "option lanes was given 0"),
         ("[options]\nport = 1", "port stands in options, wanted in [server]"),
-        ("[optins]\nlanes = 1", "optins: extra inputs are not permitted"),
+        ("[optins]\nlanes = 1", "optins is no name of this file, did you mean options?"),
         ("[models.m]\nruntime = 'x'", "models.m.model: field required"),
         ("[runtimes.natve]\nexact = true", "did you mean native?"),
         ("[runtimes.fake]\nmode = 'loud'", "option fake-mode was given 'loud'"),
