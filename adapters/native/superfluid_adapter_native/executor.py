@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from superfluid_adapter_native.kv_cache import KVCache
 from superfluid_adapter_native.scheduler import LayerHandles, LayerScheduler
+from superfluid_compat.errors import OutOfBoundary
 
 Array: TypeAlias = NDArray[np.float32]
 Indices: TypeAlias = NDArray[np.int64]
@@ -86,7 +87,11 @@ class StreamingExecutor:
         return self._scheduler
 
     def step(self, tokens: Sequence[int]) -> TokenStep:
-        """Append `tokens` to the sequence; what follows the last of them."""
+        """Append `tokens` to the sequence; what follows the last of them.
+
+        Raises `OutOfBoundary` without a token."""
+        if not tokens:
+            raise OutOfBoundary("no token was given, wanted at least one")
         if self._cache is None:
             raise ValueError("step needs the executor to have a cache of its own")
         start = self._cache.length(0)

@@ -194,9 +194,12 @@ class MemoryManager:
             _populate(at, min(_FETCH_BYTES, address + end - at))
 
     def release(self, name: str) -> None:
-        """Give back one `acquire`; the map stays while the cap allows."""
+        """Give back one `acquire`; the map stays while the cap allows. Raises `ValueError` for a
+        tensor that nobody holds."""
         with self._lock:
-            handle = self._handles[name]
+            handle = self._handles.get(name)
+            if handle is None or handle.users < 1:
+                raise ValueError(f"tensor {name} was released more often than acquired")
             handle.users -= 1
             self._evict()
 

@@ -224,3 +224,13 @@ def test_the_probe_falls_back_from_psutil_to_proc_to_getrusage(
     by_rusage = default_probe()
     for found in (by_psutil, by_proc, by_rusage):
         assert 10 * MIB < found < 100 * 1024 * MIB
+
+
+def test_a_release_too_many_is_told_and_changes_nothing(source: ModelSource) -> None:
+    manager = MemoryManager(source, cache_bytes=0)
+    manager.acquire("a")
+    manager.release("a")
+    for name in ("a", "never"):
+        with pytest.raises(ValueError, match=name):
+            manager.release(name)
+    assert first(manager, "a") == 1.0

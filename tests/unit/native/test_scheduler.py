@@ -17,7 +17,7 @@ from superfluid_adapter_native.scheduler import (
     LayerScheduler,
     select_layers,
 )
-from superfluid_compat.errors import BadOptionValue
+from superfluid_compat.errors import BadOptionValue, OutOfBoundary
 from support.gguf_writer import tensor, write_gguf
 
 
@@ -107,6 +107,8 @@ def test_a_step_carries_its_tokens_through_and_returns_the_last_row(
         cache.append(handles.index, work.hidden[:, None], work.hidden[:, None])
 
     executor = StreamingExecutor(LayerScheduler(manager, layers(0, 1)), forward, cache)
+    with pytest.raises(OutOfBoundary):
+        executor.step([])
     assert executor.step([5, 6]).last_hidden.tolist() == [206.0, 206.0]
     step = executor.step([7])
     assert (step.position, step.last_hidden.tolist()) == (2, [407.0, 407.0])
