@@ -129,6 +129,7 @@ class Choosing:
             settings.untested,
             _count(settings, "memory-budget") or None,
             self._say,
+            self.memory,
         )
         self._choice = await chooser.choose(self._model, settings.wanted)
         return self._choice

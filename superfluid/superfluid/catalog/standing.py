@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +18,7 @@ from superfluid.installs.store import Install, Installs
 from superfluid.models.pull import size_text
 from superfluid_compat.errors import (
     ContractRefused,
+    DoesNotFit,
     ForeignOption,
     ModelError,
     RuntimeNotInstalled,
@@ -104,7 +105,8 @@ def available_bytes() -> int:
 class Chooser:
     """Judges what is here. `sources` gives each adapter's options by its id.
 
-    `untested` lets an untested runtime serve; `budget` bounds a model, in bytes.
+    `untested` lets an untested runtime serve; `budget` bounds a model, in bytes. `plan` asks a
+    chosen runtime's worker for its memory plan and raises `DoesNotFit`.
     """
 
     catalog: Catalog
@@ -114,6 +116,7 @@ class Chooser:
     untested: bool = False
     budget: int | None = None
     say: Say = lambda line: None
+    plan: Callable[[Choice], Awaitable[object]] | None = None
 
     def options(self, row: Row) -> dict[str, Resolved]:
         """The adapter's options. Raises `UnknownOption`, `BadOptionValue`."""
@@ -201,7 +204,7 @@ class Chooser:
                 refusal = refusal or error
                 self.say(f"{standing.row.id} does not serve {model.name}: {error.message}")
                 continue
-            return self._fitting(standing, facts, ready)
+            return await self._fitting(standing, facts, ready)
         raise refusal or _none_ready(ready)
 
     async def _facts(self, standing: Standing, model: Path) -> Facts:
@@ -210,17 +213,33 @@ class Chooser:
             self.catalog, standing.row, model, values, standing.place
         )
 
-    def _fitting(self, first: Standing, facts: Facts, ready: Sequence[Standing]) -> Choice:
-        budget = self.budget if self.budget is not None else available_bytes()
+    async def _fitting(self, first: Standing, facts: Facts, ready: Sequence[Standing]) -> Choice:
         streaming = next((s for s in ready if s.row.info and s.row.info.streams), None)
-        if facts.bytes <= budget or streaming is None or streaming is first:
-            return self._chosen(first, "the first ready runtime that reads its format")
+        why = "the first ready runtime that reads its format"
+        if streaming is None or streaming is first:
+            return self._chosen(first, why)
+        lack = await self._lack(first, facts)
+        if lack is None:
+            return self._chosen(first, why)
         line = (
-            f"its weights take {size_text(facts.bytes)}, {size_text(budget)} of memory are there: "
-            f"served by {streaming.row.id}, which streams them, in place of {first.row.id}"
+            f"{lack}: served by {streaming.row.id}, which streams them, in place of {first.row.id}"
         )
         self.say(line)
         return self._chosen(streaming, line)
+
+    async def _lack(self, standing: Standing, facts: Facts) -> str | None:
+        """Why the model does not fit in memory with this runtime, if so."""
+        budget = self.budget if self.budget is not None else available_bytes()
+        if facts.bytes > budget:
+            there = size_text(budget)
+            return f"its weights take {size_text(facts.bytes)}, {there} of memory are there"
+        if self.plan is None:
+            return None
+        try:
+            await self.plan(Choice(standing, self.options(standing.row), ""))
+        except DoesNotFit as error:
+            return f"its weights and what goes with them do not fit ({error.message})"
+        return None
 
     def _chosen(self, standing: Standing, why: str) -> Choice:
         for id_, sources in self.sources.items():

@@ -17,11 +17,12 @@ from superfluid.catalog.catalog import Catalog
 from superfluid.catalog.documents import compat_document, serves_document
 from superfluid.catalog.entries import Entry
 from superfluid.catalog.prepared import Preparations
-from superfluid.catalog.standing import Chooser, Wanted
+from superfluid.catalog.standing import Choice, Chooser, Wanted
 from superfluid.catalog.workerd import Workerd
 from superfluid.installs.store import Installs
 from superfluid_compat.errors import (
     BadOptionValue,
+    DoesNotFit,
     ForeignOption,
     RuntimeBroken,
     RuntimeNotInstalled,
@@ -138,6 +139,23 @@ async def test_what_does_not_fit_goes_to_the_one_that_streams_and_says_so(
     ]
     assert await served(house.chooser(budget=999), model, "engine") == "engine"
     assert house.asked().count("engine facts") == 1
+
+
+async def test_what_fits_by_its_weights_alone_goes_to_the_one_that_streams(
+    house: House, model: Path
+) -> None:
+    house.add("engine")
+    house.add("stream", streams=True)
+    asked: list[str] = []
+
+    async def plan(choice: Choice) -> None:
+        asked.append(choice.standing.row.id)
+        raise DoesNotFit("it needs 465M, 400M are there")
+
+    chooser = replace(house.chooser(budget=10_000), plan=plan)
+    assert await served(chooser, model) == "stream"
+    assert asked == ["engine"]
+    assert "it needs 465M" in house.said[0]
 
 
 async def test_a_header_that_one_refuses_goes_to_the_next(house: House, model: Path) -> None:
