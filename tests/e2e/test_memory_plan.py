@@ -36,10 +36,12 @@ from pathlib import Path
 model, shared, group, budget, cap, context = sys.argv[1:]
 if group:
     Path(group, "cgroup.procs").write_text(str(os.getpid()))
+from superfluid_adapter_native import loading
 from superfluid_adapter_native.native import OPTIONS, NativeAdapter
 from superfluid_compat.errors import SuperfluidError
 from superfluid_workerd.adapter import Feed, OpenRequest
 
+imported = peak()
 options = {one.name: one.default for one in OPTIONS}
 if cap:
     options["cache-bytes"] = int(cap)
@@ -49,7 +51,7 @@ try:
         lanes=4, threads=2, memory_budget=int(budget) if budget else None, options=options,
     ))
 except SuperfluidError as error:
-    print(json.dumps({"refused": error.line(), "peak": peak()}))
+    print(json.dumps({"refused": error.line(), "grown": peak() - imported}))
     raise SystemExit
 runtime = loaded.runtime
 seats = [runtime.seq_create() for _ in range(4)]
@@ -139,7 +141,8 @@ def test_a_group_alone_makes_the_plan(run: Run, model: Path) -> None:
     with cgroups.limited(limit) as group:
         found = run(group=group)
     if group is not None:
-        assert sum(found["plan"].values()) <= limit
+        # The interpreter's own files may be charged to whoever read them first.
+        assert sum(found["plan"].values()) - found["plan"]["interpreter"] <= limit
         assert found["kept"] < SPEC.layers
     assert found["peak"] <= sum(found["plan"].values())
 
@@ -150,7 +153,7 @@ def test_a_plan_that_cannot_work_is_refused_before_loading_with_the_number_that_
     refused = run(budget=150 * MIB)
     found = re.search(r"--memory-budget (\d+)M", refused["refused"])
     assert found is not None
-    assert refused["peak"] < 150 * MIB
+    assert refused["grown"] < 32 * MIB
     served = run(budget=int(found[1]) * MIB)
     assert served["kept"] == 0
     assert served["peak"] <= int(found[1]) * MIB

@@ -46,7 +46,7 @@ def interpreter(generation: str) -> Path:
 def inside(generation: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run a module and its arguments under the environment's Python, which is lent our packages,
     the tests' support and pytest, as a worker is lent ours."""
-    linked = cwd / "linked"
+    linked = cwd.parent / f"{cwd.name}-linked"
     linked.mkdir(exist_ok=True)
     lent = _lent()
     for name in _OURS:

@@ -75,6 +75,10 @@ class Library:
     call: Any
     log: Log
 
+    def listen(self) -> None:
+        """Take the library's messages, whoever in this process took them before."""
+        self.call.llama_log_set(ct.cast(self.log.callback, ct.c_void_p), None)
+
     def text(self, name: str) -> str:
         """What an optional function without arguments says, or nothing."""
         function = getattr(self.call, name, None)
@@ -155,6 +159,7 @@ def load(path: Path) -> Library:
     """
     for loaded in _KEPT:
         if loaded.path.resolve() == path.resolve():
+            loaded.listen()
             return loaded
         raise NotLoadable(f"{loaded.path} is loaded already, a process holds one llama.cpp")
     # Without this a failed assertion forks a debugger that attaches to us.
@@ -167,7 +172,7 @@ def load(path: Path) -> Library:
         raise MissingSymbols([*missing, *lacking])
     library = Library(path, _Functions({**typed, **optional, **backend}), Log())
     _KEPT.append(library)
-    library.call.llama_log_set(ct.cast(library.log.callback, ct.c_void_p), None)
+    library.listen()
     if library.call.ggml_backend_dev_count() == 0:
         library.call.ggml_backend_load_all_from_path(os.fsencode(path.resolve().parent))
     library.call.llama_backend_init()
