@@ -275,6 +275,8 @@ def test_install_pin_update_roll_back_repair_remove(
     engine: Engine, files: FileServer, tmp_path: Path
 ) -> None:
     engine.offer(release(files, "2.0"))
+    told = json.loads(engine("runtime", "install", "engine", "--dry-run", "--json").out)
+    assert (told["event"], len(told["plans"])) == ("plan", 1)
     dry = engine("runtime", "install", "engine", "--dry-run")
     assert dry.code == 0
     assert "engine-2.0-cpu.tar.gz" in dry.out

@@ -215,12 +215,23 @@ def _install(runtime: str, order: Order, *, as_json: bool, dry_run: bool = False
     check_source(order)
     with _installer(row, as_json=as_json) as (installer, done):
         if dry_run:
-            _print_plan(row, installer.plan(row, order)[:1] if order.source is None else [], order)
+            plans = installer.plan(row, order)[:1] if order.source is None else []
+            if as_json:
+                _tell_plan(row, plans, order)
+            else:
+                _print_plan(row, plans, order)
             return
         outcome = installer.install(row, order)
         what = "installed" if outcome.fresh else "is installed already"
         used = "" if outcome.in_use else f"; another is in use, see superfluid runtime use {row.id}"
         done(outcome, f"{row.id} {outcome.install.name} {what}{used}")
+
+
+def _tell_plan(row: Row, plans: list[InstallPlan], order: Order) -> None:
+    import msgspec
+
+    told = {"runtime": row.id, "event": "plan", "source": order.source, "plans": plans}
+    print(msgspec.json.encode(told).decode(), flush=True)
 
 
 def _print_plan(row: Row, plans: list[InstallPlan], order: Order) -> None:
