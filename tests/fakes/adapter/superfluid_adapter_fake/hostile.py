@@ -50,6 +50,7 @@ _NEW_CALLS: Final = {
     "process_madvise": 440,
 }  # fmt: skip
 _NEW_USER: Final = 0x10000000
+_MANY_THREADS: Final = 1_000
 
 
 def attempt(targets: Mapping[str, str]) -> None:
@@ -250,10 +251,11 @@ def _limits(folder: Path) -> Iterator[tuple[str, Act]]:
 
 
 def _threads() -> None:
-    """Ten thousand, each of which waits for the last."""
+    """More than a worker that is shut in may have, and few enough that a busy machine soon has
+    them gone again; each waits for the last."""
     stop = threading.Event()
     try:
-        for _ in range(10_000):
+        for _ in range(_MANY_THREADS):
             threading.Thread(target=stop.wait, daemon=True).start()
     except RuntimeError as error:
         raise OSError(errno.EAGAIN, str(error)) from error
