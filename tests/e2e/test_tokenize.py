@@ -6,12 +6,18 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tokenizers import Tokenizer as Engine
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from support import tiny_vocabularies
-from support.gguf_writer import write_gguf
+from support.gguf_writer import tensor, write_gguf, write_split
 from support.llamacpp import LlamaCpp
 
 TEXT = "the river <s> runs 世 🤗\n to"
@@ -83,3 +89,54 @@ def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     done = tokenize(tmp_path / "none.gguf")
     assert done.returncode == 3
     assert "none.gguf" in done.stderr
+
+
+KEYS = {"general.architecture": "llama", **tiny_vocabularies.spm()}
+IQ2_XXS = 16
+MATRIX = replace(tensor("blk.0.ffn_up.weight", np.zeros((2, 256), np.float32)), ggml=IQ2_XXS)
+
+
+def unknown_type(folder: Path) -> Path:
+    return write_gguf(folder / "m.gguf", KEYS, [MATRIX])
+
+
+def unknown_architecture(folder: Path) -> Path:
+    return write_gguf(folder / "m.gguf", {**KEYS, "general.architecture": "rwkv9"}, [MATRIX])
+
+
+def one_part_of_two(folder: Path) -> Path:
+    parts = write_split(folder, "m", KEYS, [[MATRIX], []])
+    parts[1].unlink()
+    return parts[0]
+
+
+def the_later_part(folder: Path) -> Path:
+    return write_split(folder, "m", KEYS, [[MATRIX], []])[1]
+
+
+def cut_behind_its_vocabulary(folder: Path) -> Path:
+    path = write_gguf(folder / "m.gguf", KEYS, [MATRIX])
+    os.truncate(path, path.stat().st_size - 2 * 256 * 4 - 8)
+    return path
+
+
+@pytest.mark.parametrize(
+    "written",
+    [unknown_type, unknown_architecture, one_part_of_two, the_later_part,
+     cut_behind_its_vocabulary],
+)  # fmt: skip
+def test_a_vocabulary_serves_whatever_else_the_model_has(
+    written: Callable[[Path], Path], model: Path, tmp_path: Path
+) -> None:
+    done = tokenize(written(tmp_path))
+    assert (done.returncode, done.stdout) == (0, tokenize(model).stdout), done.stderr
+
+
+def test_a_folder_of_an_unknown_architecture_has_its_tokenizer(tmp_path: Path) -> None:
+    words = Engine(WordLevel({"a": 0, "b": 1, "<unk>": 2}, unk_token="<unk>"))
+    words.pre_tokenizer = Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "rwkv9"}))
+    (tmp_path / "model.safetensors").touch()
+    done = tokenize(tmp_path, text=b"b a b")
+    assert (done.returncode, done.stdout) == (0, "1 0 1\n"), done.stderr

@@ -91,10 +91,10 @@ class NativeAdapter(Adapter):
         return memory_plan(request)
 
     def tokenizer(self, model: Path, options: Options) -> Tokenizer:
-        from superfluid_adapter_native.formats.open import open_source
-        from superfluid_adapter_native.tokenizers.load import load_tokenizer
+        from superfluid_adapter_native.formats.open import open_vocabulary
+        from superfluid_adapter_native.tokenizers.load import tokenizer_at
 
-        return load_tokenizer(open_source(model))
+        return tokenizer_at(open_vocabulary(model))
 
     def open(self, request: OpenRequest) -> LoadedModel:
         from superfluid_adapter_native.loading import load

@@ -78,7 +78,7 @@ def read_gguf(path: Path) -> ModelSource:
     `UnsupportedType` for tensor types, versions and byte orders that we do not read.
     """
     first = _read_part(path, 0)
-    count = _split_number(path, first, "split.count", 1)
+    count = _split_number(path, first.metadata, "split.count", 1)
     parts, paths = [first], [path]
     if count > 1:
         paths = _part_paths(path, count)
@@ -108,6 +108,16 @@ def read_gguf(path: Path) -> ModelSource:
     )
 
 
+def read_metadata(path: Path) -> dict[str, Any]:
+    """The metadata of the GGUF model `path`, of a split one from its first part; its tensors may be
+    of any types. Raises as `read_gguf` does."""
+    metadata = _read_metadata(path)
+    count = _split_number(path, metadata, "split.count", 1)
+    if count > 1 and _split_number(path, metadata, "split.no", -1) != 0:
+        return _read_metadata(_part_paths(path, count)[0])
+    return metadata
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
     metadata: dict[str, Any]
@@ -118,6 +128,11 @@ class _Part:
 def _read_part(path: Path, file: int) -> _Part:
     with mapped(path) as data:
         return _Header(path, data).read(file)
+
+
+def _read_metadata(path: Path) -> dict[str, Any]:
+    with mapped(path) as data:
+        return _Header(path, data).metadata()
 
 
 def _part_paths(path: Path, count: int) -> list[Path]:
@@ -137,20 +152,21 @@ def _part_paths(path: Path, count: int) -> list[Path]:
 
 def _check_split(paths: Sequence[Path], parts: Sequence[_Part], count: int) -> None:
     for number, (path, part) in enumerate(zip(paths, parts, strict=True)):
-        found = _split_number(path, part, "split.no", -1), _split_number(path, part, "split.count")
+        said = part.metadata
+        found = _split_number(path, said, "split.no", -1), _split_number(path, said, "split.count")
         if found != (number, count):
             raise ModelDamaged(
                 f"{path}: says it is part {found[0] + 1} of {found[1]}, {number + 1} of {count} "
                 "was wanted"
             )
     total = sum(len(part.tensors) for part in parts)
-    wanted = _split_number(paths[0], parts[0], "split.tensors.count", total)
+    wanted = _split_number(paths[0], parts[0].metadata, "split.tensors.count", total)
     if total != wanted:
         raise ModelDamaged(f"{paths[0]}: {count} parts hold {total} tensors, not {wanted}")
 
 
-def _split_number(path: Path, part: _Part, key: str, default: int = 0) -> int:
-    value = part.metadata.get(key, default)
+def _split_number(path: Path, metadata: dict[str, Any], key: str, default: int = 0) -> int:
+    value = metadata.get(key, default)
     if not isinstance(value, int):
         raise ModelDamaged(f"{path}: {key} is {_short(value)}, a number was wanted")
     return value
@@ -168,14 +184,21 @@ class _Header:
 
     def read(self, file: int) -> _Part:
         tensor_count, key_count = self._counts()
+        metadata = self._keys(key_count)
+        described = [self._description() for _ in range(tensor_count)]
+        return _Part(metadata, self._placed(described, self._alignment(metadata), file), self._size)
+
+    def metadata(self) -> dict[str, Any]:
+        return self._keys(self._counts()[1])
+
+    def _keys(self, key_count: int) -> dict[str, Any]:
         metadata: dict[str, Any] = {}
         for _ in range(key_count):
             key = self._text("a key", _MAX_KEY_BYTES)
             if key in metadata:
                 self._damaged(f"key {_short(key)} is there twice")
             metadata[key] = self._value(key, self._take(_U32, key))
-        described = [self._description() for _ in range(tensor_count)]
-        return _Part(metadata, self._placed(described, self._alignment(metadata), file), self._size)
+        return metadata
 
     def _counts(self) -> tuple[int, int]:
         magic = self._data[:4]

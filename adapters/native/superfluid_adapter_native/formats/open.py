@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from superfluid_adapter_native.formats.files import is_folder, opened
-from superfluid_adapter_native.formats.gguf import read_gguf
+from superfluid_adapter_native.formats.gguf import read_gguf, read_metadata
 from superfluid_adapter_native.formats.source import ModelSource
 from superfluid_compat.errors import ModelNotFound
 
@@ -22,9 +22,25 @@ def open_source(path: Path) -> ModelSource:
     Raises `ModelNotFound`, `ModelDamaged`, `UnsupportedType`, and `UnsupportedArchitecture` for
     a folder whose tensors we cannot name.
     """
+    place = _place(path)
+    return _safetensors(place) if is_folder(place) else read_gguf(place)
+
+
+def open_vocabulary(path: Path) -> Path | Mapping[str, Any]:
+    """Where the tokenizer of the model at `path` is described: a GGUF file's metadata, or the
+    folder of safetensors. Neither tensors nor configuration are read, so those that we do not
+    serve, or that are not there, are no matter.
+
+    Raises `ModelNotFound`, `ModelDamaged`."""
+    place = _place(path)
+    return place if is_folder(place) else read_metadata(place)
+
+
+def _place(path: Path) -> Path:
+    """The GGUF file, or the folder of safetensors, that `path` means."""
     if is_folder(path):
         return _folder(path)
-    return _safetensors(path.parent) if _is_safetensors(path) else read_gguf(path)
+    return path.parent if _is_safetensors(path) else path
 
 
 def _is_safetensors(path: Path) -> bool:
@@ -41,16 +57,16 @@ def _safetensors(folder: Path) -> ModelSource:
     return read_safetensors(folder)
 
 
-def _folder(path: Path) -> ModelSource:
+def _folder(path: Path) -> Path:
     try:
         names = sorted(os.listdir(path))  # noqa: PTH208  # names, not paths, are wanted
     except OSError as error:
         raise ModelNotFound(f"{path}: cannot be listed: {error.strerror}") from error
     if "config.json" in names and any(name.endswith(".safetensors") for name in names):
-        return _safetensors(path)
+        return path
     models = [name for name in names if name.endswith(".gguf") and _begins_a_model(name)]
     if len(models) == 1:
-        return read_gguf(path / models[0])
+        return path / models[0]
     raise ModelNotFound(f"{path}: {_found(models)}", fix="name the model's file")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from typing import Final
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
 
 from superfluid_adapter_native.formats.source import ModelSource
 from superfluid_adapter_native.tokenizers import metadata as read
@@ -19,16 +21,23 @@ _BY_MODEL: Final = {
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:
-    """The tokenizer of a model.
-
-    GGUF: from the metadata. Safetensors: from `tokenizer.json` and its neighbours in the model's
-    folder. Raises `ModelDamaged` where what is there contradicts itself, and
-    `UnsupportedArchitecture` for a tokenizer or pre-tokenizer of a name not known."""
+    """The tokenizer of a model that is opened; see `tokenizer_at`."""
     if source.format == "safetensors":
+        return tokenizer_at(source.path if source.path.is_dir() else source.path.parent)
+    return tokenizer_at(source.metadata)
+
+
+def tokenizer_at(place: Path | Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer that GGUF's metadata describe, or `tokenizer.json` and its neighbours in a
+    folder.
+
+    Raises `ModelDamaged` where what is there contradicts itself, and `UnsupportedArchitecture`
+    for a tokenizer or pre-tokenizer of a name not known."""
+    if isinstance(place, Path):
         from superfluid_adapter_native.tokenizers.huggingface import HuggingFaceTokenizer
 
-        return HuggingFaceTokenizer(source.path if source.path.is_dir() else source.path.parent)
-    name = read.text(source.metadata, "model")
+        return HuggingFaceTokenizer(place)
+    name = read.text(place, "model")
     if name not in _BY_MODEL:
         raise UnsupportedArchitecture(
             f"the file names the tokenizer {name!r}, known are {', '.join(_BY_MODEL)}",
@@ -36,5 +45,5 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
         )
     module, kind = _BY_MODEL[name]
     loaded = importlib.import_module(f"superfluid_adapter_native.tokenizers.{module}")
-    tokenizer: Tokenizer = getattr(loaded, kind)(source.metadata)
+    tokenizer: Tokenizer = getattr(loaded, kind)(place)
     return tokenizer
