@@ -4,6 +4,8 @@ write FOLDER NAME                      a tiny model's folder
 export FOLDER PAYLOAD                  a sequence's state after 41 tokens, and rows that follow
 import FOLDER PAYLOAD [foreign]        the rows that follow, from another process's state
 force FOLDER TOKENS ROWS FIRST         logits of positions FIRST and on of a text, to an npy file
+logits ROOT TOKENS OUT                 by mlx-lm's own model alone: each folder's logits of a text,
+                                       at once and token by token, to npy files in OUT
 """
 
 from __future__ import annotations
@@ -111,11 +113,24 @@ def force(folder: Path, tokens: str, rows: str, first: str) -> None:
     np.save(rows, np.stack([every, *sides]))
 
 
+def logits(root: Path, tokens: str, out: str) -> None:
+    from superfluid_adapter_mlx.engine import cache_module, mx, utils
+
+    ids = json.loads(Path(tokens).read_text())
+    for folder in models(root):
+        model, _ = utils.load_model(folder)
+        cache = cache_module.make_prompt_cache(model)
+        at_once = model(mx.array([ids]), cache=cache_module.make_prompt_cache(model))[0]
+        stepwise = mx.concatenate([model(mx.array([[one]]), cache=cache)[0] for one in ids])
+        np.save(Path(out, f"{folder.name}.npy"), np.stack([np.array(at_once), np.array(stepwise)]))
+
+
 COMMANDS: Mapping[str, Callable[..., Any]] = {
     "write": write,
     "export": export,
     "import": bring,
     "force": force,
+    "logits": logits,
 }
 
 

@@ -10,6 +10,7 @@ import struct
 import time
 import tracemalloc
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +263,8 @@ def test_configurations_that_are_wrong(
         (GEMMA, {"layer_types": ["full_attention"]}, "layer_types is"),
         (GEMMA, {"sliding_window_pattern": 3}, "layer_types is"),
         (GEMMA, {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        (SMALL, {"layer_types": ["sliding_attention", "full_attention"]}, "layer_types is"),
+        (MOE, {"layer_types": ["sliding_attention"]}, "layer_types is"),
         (MOE, {"norm_topk_prob": False}, "norm_topk_prob is False"),
         (MOE, {"decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
         (MOE, {"mlp_only_layers": [0]}, "mlp_only_layers"),
@@ -272,6 +275,26 @@ def test_settings_that_change_the_computation_are_refused(
 ) -> None:
     with pytest.raises(UnsupportedArchitecture, match=message):
         read_safetensors(write_folder(tmp_path / "m", spec, config=settings))
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer_types", "window"),
+    [
+        ("mistral", None, 8),
+        ("mistral", ["full_attention"], None),
+        ("mistral", ["sliding_attention"], 8),
+        ("llama", None, None),
+        ("llama", ["sliding_attention"], 8),
+        ("phi3", None, 8),
+    ],
+)
+def test_a_window_is_that_of_the_layers_that_are_said_to_have_it(
+    kind: str, layer_types: list[str] | None, window: int | None, tmp_path: Path
+) -> None:
+    spec = replace(SMALL, architecture="phi3" if kind == "phi3" else "llama")
+    told = {"model_type": kind, "sliding_window": 8, "layer_types": layer_types}
+    found = read_safetensors(write_folder(tmp_path / "m", spec, config=told)).metadata
+    assert found.get(f"{spec.architecture}.attention.sliding_window") == window
 
 
 def entry(

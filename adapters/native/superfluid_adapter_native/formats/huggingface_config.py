@@ -30,6 +30,9 @@ ARCHITECTURES: Final = {
 _WINDOW_EVERY: Final = {"gemma2": 2, "gemma3": 6}
 """Each block of so many layers ends in one that sees everything."""
 
+_WINDOWED: Final = ("llama", "phi3")
+"""Families in which every layer may have a window."""
+
 
 class Header(msgspec.Struct, frozen=True):
     """A configuration as `ModelSource` states it. `tied`: the embedding is the head too."""
@@ -102,7 +105,7 @@ def _family(config: Config, architecture: str) -> dict[str, Any]:
                 "final_logit_softcapping": config.final_logit_softcapping or 0.0,
             }
         case "phi3" | "llama":
-            return {"attention.sliding_window": config.sliding_window}
+            return {"attention.sliding_window": _window(config)}
         case "qwen3moe":
             return {
                 "expert_count": config.num_experts,
@@ -123,7 +126,7 @@ def _check(config: Config, architecture: str, where: str) -> None:
         "hidden_act": activation not in {*wanted, None},
         "use_sliding_window": config.use_sliding_window,
         "use_bidirectional_attention": config.use_bidirectional_attention,
-        "layer_types": gemma and not _windows_fit(config, _WINDOW_EVERY[architecture]),
+        "layer_types": not _windows_fit(config, architecture),
         "norm_topk_prob": moe and not config.norm_topk_prob,
         "decoder_sparse_step": moe and config.decoder_sparse_step != 1,
         "mlp_only_layers": moe and bool(config.mlp_only_layers),
@@ -136,8 +139,23 @@ def _check(config: Config, architecture: str, where: str) -> None:
             )
 
 
-def _windows_fit(config: Config, every: int) -> bool:
-    """Whether the layers that see everything are every so-manieth, as GGUF takes for granted."""
+def _window(config: Config) -> int | None:
+    """The window of every layer. Llama's own models attend to everything, whatever is stated,
+    unless their layers are said to have one."""
+    kinds = set(config.layer_types or ())
+    stated = kinds or {"full_attention" if config.model_type == "llama" else "sliding_attention"}
+    return None if stated == {"full_attention"} else config.sliding_window
+
+
+def _windows_fit(config: Config, architecture: str) -> bool:
+    """Whether the layers that see everything are every so-manieth, as GGUF takes for granted, or
+    in a family without such a pattern all of them or none."""
+    every = _WINDOW_EVERY.get(architecture)
+    if every is None:
+        kinds = set(config.layer_types or ())
+        return kinds <= {"full_attention"} or (
+            kinds == {"sliding_attention"} and architecture in _WINDOWED
+        )
     if config.layer_types is not None:
         return all(
             (kind == "full_attention") == (layer % every == every - 1)
