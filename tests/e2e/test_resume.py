@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import pytest
 from superfluid_adapter_fake.orders import Moment, Orders
 
-from superfluid.supervisor.dossiers import MOST
-from superfluid.supervisor.life import Limits
 from superfluid.supervisor.states import WorkerState
 from superfluid_compat.errors import WorkerDied
-from superfluid_workerd.link.frames import Delta, GenerationRequest, Sampling, Text
-from support.house import SCRIPT, House, Open, continued, reaches
+from superfluid_workerd.link.frames import GenerationRequest, Sampling, Text
+from support.house import SCRIPT, Open, continued, reaches
+from support.kills import PATIENT, STREAMS, Killer, listen, undisturbed
 
-STREAMS = 8
 POISON = "\x01"
 SPARING = Orders(context=4096, poison=POISON, step_s=0.001)
-KILLS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGABRT)
-PATIENT = Limits(backoff_s=0.01, backoff_most_s=0.05, failures=5)
 
 
 def request(number: int, tokens: int) -> GenerationRequest:
@@ -38,38 +31,6 @@ def request(number: int, tokens: int) -> GenerationRequest:
     )
 
 
-@dataclass
-class Heard:
-    """All that reached one client."""
-
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    told: list[object] = field(default_factory=list)
-    ends: list[object] = field(default_factory=list)
-
-    def hear(self, delta: Delta) -> None:
-        self.tokens += delta.tokens
-        self.text += delta.text
-        self.told += delta.logprobs
-        if delta.finish is not None:
-            self.ends.append((delta.finish, delta.stopped_by))
-
-
-async def listen(served: House, wanted: GenerationRequest) -> Heard:
-    heard = Heard()
-    async for delta in await served.supervisor.generate("m", wanted):
-        heard.hear(delta)
-    return heard
-
-
-async def undisturbed(house: Open, requests: Sequence[GenerationRequest]) -> list[Heard]:
-    served = house(SPARING)
-    answers = [await listen(served, each) for each in requests]
-    served.supervisor.drain(10.0)
-    await served.supervisor.over()
-    return answers
-
-
 @pytest.mark.parametrize(
     ("kills", "seed"), [(12, 8), pytest.param(1000, 9, marks=pytest.mark.soak)]
 )
@@ -77,45 +38,16 @@ async def test_random_kills_under_load_change_nothing(
     house: Open, tmp_path: Path, kills: int, seed: int
 ) -> None:
     requests = [request(number, 60 + 11 * number) for number in range(STREAMS)]
-    wanted = await undisturbed(house, requests)
-    served = house(SPARING, limits=PATIENT, folder=tmp_path / "disturbed")
-    chance, killed, ended, rounds = random.Random(seed), 0, False, 0
-    gained = 0
-
-    async def client(number: int) -> None:
-        nonlocal rounds, gained
-        while not ended:
-            heard = Heard()
-            async for delta in await served.supervisor.generate("m", requests[number]):
-                heard.hear(delta)
-                gained += len(delta.tokens)
-            assert heard == wanted[number]
-            rounds += 1
-
-    async def kill() -> None:
-        nonlocal killed, ended
-        while killed < kills:
-            await reaches(served, WorkerState.SERVING)
-            goal = gained + chance.randrange(1, 150)
-            while gained < goal:
-                await asyncio.sleep(0.001)
-            if served.host.state is WorkerState.SERVING:
-                os.kill(served.note(), chance.choice(KILLS))
-                killed += 1
-                await reaches(served, *(set(WorkerState) - {WorkerState.SERVING}))
-        ended = True
-
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(kill())
-        for number in range(STREAMS):
-            tasks.create_task(client(number))
-    assert rounds >= STREAMS
-    assert served.dossiers() == min(kills, MOST)
+    wanted = await undisturbed(house(SPARING), requests)
+    killer = Killer(house(SPARING, limits=PATIENT, folder=tmp_path / "disturbed"), requests, seed)
+    await killer.run(kills)
+    for answers, alone in zip(killer.answers, wanted, strict=True):
+        assert all(heard == alone for heard in answers)
 
 
 async def test_the_prompt_that_kills_the_engine_fails_alone(house: Open, tmp_path: Path) -> None:
     requests = [request(number, 300) for number in range(STREAMS)]
-    wanted = await undisturbed(house, requests)
+    wanted = await undisturbed(house(SPARING), requests)
     served = house(SPARING, folder=tmp_path / "disturbed")
     clients = [asyncio.create_task(listen(served, each)) for each in requests]
     await reaches(served, WorkerState.SERVING)

@@ -1,4 +1,4 @@
-"""One model's host over real workers of the fake adapter, and what is left when it is gone."""
+"""One model's host over real workers, the fake adapter's if not told, and what is left after it."""
 
 from __future__ import annotations
 
@@ -34,18 +34,8 @@ def continued(tokens: int, after: int = 2) -> str:
 class House:
     """One model's host, and what a test wants to know of it."""
 
-    def __init__(self, folder: Path, model: Path, workerd: Workerd, limits: Limits) -> None:
+    def __init__(self, folder: Path, spec: ModelSpec, limits: Limits) -> None:
         self.folders = Folders(folder / "scratch", folder / "dossiers", folder / "ledger")
-        shared = folder / "shared"
-        shared.mkdir(parents=True)
-        spec = ModelSpec(
-            name="m",
-            runtime="fake",
-            load=Load(model=str(model), name="m", scratch="", shared=str(shared), lanes=4),
-            command=lambda link: workerd.argv("fake", "serve", "--link", str(link)),
-            environment=worker_environment,
-            origins={"lanes": {"value": 4, "origin": "flag"}},
-        )
         self.host = ModelHost(spec, self.folders, limits, wait_s=60.0)
         self.supervisor = Supervisor([self.host])
         self.pids: set[int] = set()
@@ -75,6 +65,20 @@ class House:
 
 
 Open = Callable[..., House]
+
+
+def _fake(folder: Path, orders: Orders, workerd: Workerd) -> ModelSpec:
+    model, shared = write_model(folder / "m.fake", orders), folder / "shared"
+    shared.mkdir()
+    return ModelSpec(
+        name="m",
+        runtime="fake",
+        load=Load(model=str(model), name="m", scratch="", shared=str(shared), lanes=4),
+        command=lambda link: workerd.argv("fake", "serve", "--link", str(link)),
+        environment=worker_environment,
+        origins={"lanes": {"value": 4, "origin": "flag"}},
+    )
+
 
 HEAD = """
 import os, socket, sys, time
@@ -111,15 +115,16 @@ async def houses(folder: Path) -> AsyncIterator[Open]:
         limits: Limits = QUICK,
         workerd: Workerd | None = None,
         folder: Path = folder,
+        spec: ModelSpec | None = None,
     ) -> House:
         workerd = workerd or shipped()
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         if script is not None:
             source = folder / "worker.py"
             source.write_text(HEAD + textwrap.dedent(script))
             workerd = Workerd((sys.executable, str(source)))
-        model = write_model(folder / "m.fake", orders or Orders(script=SCRIPT))
-        opened.append(House(folder, model, workerd, limits))
+        chosen = spec or _fake(folder, orders or Orders(script=SCRIPT), workerd)
+        opened.append(House(folder, chosen, limits))
         opened[-1].supervisor.start()
         return opened[-1]
 
