@@ -7,6 +7,7 @@
     │   └── UnknownDossier
     ├── RequestError                    400: the client's request, not the server, is at fault
     │   ├── MalformedRequest   InvalidField   ContextLengthExceeded   ChatUnsupported
+    │   ├── GenerationUnsupported   EmbeddingsUnsupported
     │   ├── UnknownModel (404)   NoSuchRoute (404)   MethodNotAllowed (405)
     │   └── ForeignOrigin (403)   ForeignHost (403)   BodyTooLarge (413)
     ├── ModelError                      3: the model does not load
@@ -153,6 +154,16 @@ class ContextLengthExceeded(RequestError):
 class ChatUnsupported(RequestError):
     code = "chat_unsupported"
     default_fix = "use /v1/completions"
+
+
+class GenerationUnsupported(RequestError):
+    code = "generation_unsupported"
+    default_fix = "use /v1/embeddings, or serve a model that gives text"
+
+
+class EmbeddingsUnsupported(RequestError):
+    code = "embeddings_unsupported"
+    default_fix = "serve an embedding model with a runtime that embeds"
 
 
 class UnknownModel(RequestError):

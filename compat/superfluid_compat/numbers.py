@@ -6,7 +6,7 @@ stands for, with a changelog fragment of the kind `contract`.
 
 from typing import Final
 
-LINK: Final = 1
+LINK: Final = 2
 """Frames and framing between daemon and worker (`superfluid_workerd.link`)."""
 
 KIT: Final = 1

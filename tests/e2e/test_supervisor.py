@@ -243,7 +243,7 @@ async def test_an_exit_code_at_load_that_is_final_stops_the_loop(
 
 async def test_another_link_number_is_refused_by_number(house: Open) -> None:
     served = house(script="send(Hello(link=99)); time.sleep(3600)")
-    with pytest.raises(ContractRefused, match="link 99, this build speaks link 1") as caught:
+    with pytest.raises(ContractRefused, match="link 99, this build speaks link 2") as caught:
         await served.supervisor.served()
     assert caught.value.exit_code == 4
 

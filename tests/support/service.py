@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from superfluid_workerd.link.frames import (
     Delta,
     Description,
     Detokenized,
+    Embedded,
     GenerationRequest,
     LoadRecord,
     Messages,
@@ -78,6 +80,7 @@ class ScriptedService:
         self._names = names
         self.requests: list[GenerationRequest] = []
         self.streams: list[ScriptedStream] = []
+        self.embeds: list[tuple[list[Text | Tokens], int | None]] = []
         self.refusal: SuperfluidError | None = None
         self.status = "ok"
 
@@ -102,6 +105,18 @@ class ScriptedService:
     async def detokenize(self, model: str, tokens: Sequence[int]) -> Detokenized:
         self._known(model)
         return Detokenized(request=0, text=bytes(tokens).decode())
+
+    async def embed(
+        self, model: str, inputs: Sequence[Text | Tokens], *, dimensions: int | None = None
+    ) -> Embedded:
+        """Of each input its first byte and its length."""
+        self._known(model)
+        if self.refusal is not None:
+            raise self.refusal
+        found = [ids(one) for one in inputs]
+        self.embeds.append((list(inputs), dimensions))
+        vectors = b"".join(struct.pack("<2f", one[0], len(one)) for one in found)
+        return Embedded(request=0, width=2, vectors=vectors, tokens=[len(one) for one in found])
 
     async def stats(self, model: str) -> TurnStats:
         self._known(model)

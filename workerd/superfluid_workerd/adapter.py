@@ -13,7 +13,7 @@ import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from superfluid_compat.errors import Unsupported
 from superfluid_compat.verdicts import Line, Requirement, State
@@ -188,6 +188,21 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class Embedding:
+    """What a loaded runtime makes of a text for search.
+
+    `width` is the length of a vector, `tokens` that of the longest input. `batch_tokens` bounds
+    the tokens of one call of `Runtime.embed`, all rows together, and is `tokens` or more.
+    `pooling` names how a text's tokens become one vector: `mean`, `cls`, `last`.
+    """
+
+    width: int
+    tokens: int
+    batch_tokens: int
+    pooling: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RuntimeDescription:
     """What a loaded runtime can do.
 
@@ -197,7 +212,9 @@ class RuntimeDescription:
     `row_invariant` says that a token's logits do not depend on what else is in the step nor on
     how its prompt was cut. `tokens` is how many tokens all sequences hold together, 0 when each
     has room for a whole context. `retry` says that a step that raised `Fault` may be given again
-    once its sequences are truncated.
+    once its sequences are truncated. `embedding` is None where `embed` raises `Unsupported`.
+    `generates` False says that there is nothing but `embed`: no sequence is then asked for, and
+    `sequences` and `step_tokens` may be 0.
     """
 
     context: int
@@ -210,6 +227,8 @@ class RuntimeDescription:
     row_invariant: bool = False
     tokens: int = 0
     retry: bool = False
+    generates: bool = True
+    embedding: Embedding | None = None
     devices: tuple[Device, ...] = ()
 
 
@@ -302,12 +321,45 @@ class Runtime(abc.ABC):
         """Drop caches that can be made again."""
 
     def embed(self, tokens: Sequence[Sequence[int]], tick: Tick) -> Logits:
-        """One vector per row of tokens, float32 of shape (rows, width)."""
+        """One vector for each row of tokens, in order and each for itself: float32 of shape (rows,
+        width), of Euclidean length 1. It is the caller's, and no sequence changes.
+
+        Rows are 1 to `Embedding.tokens` long, `batch_tokens` together, and as many as that allows;
+        short ones are best computed together. Raises before computing `OutOfBoundary` (an empty or
+        too long row, unknown tokens) and `Capacity`; while computing `Fault`, or whatever `tick`
+        raised."""
         raise Unsupported("this runtime does not embed")
 
     @abc.abstractmethod
     def close(self) -> None:
         """Give everything back; nothing is called afterwards."""
+
+
+class EmbeddingRuntime(Runtime):
+    """A runtime whose model gives embeddings and never text: `describe` says so, `embed` does it,
+    and there are no sequences."""
+
+    def seq_create(self) -> SequenceId:
+        raise Unsupported(_NO_TEXT)
+
+    def seq_free(self, sequence: SequenceId) -> None:
+        raise Unsupported(_NO_TEXT)
+
+    def seq_length(self, sequence: SequenceId) -> int:
+        raise Unsupported(_NO_TEXT)
+
+    def seq_truncate(self, sequence: SequenceId, length: int) -> None:
+        raise Unsupported(_NO_TEXT)
+
+    def step(self, feeds: Sequence[Feed], tick: Tick) -> Sequence[Logits | None]:
+        raise Unsupported(_NO_TEXT)
+
+    @abc.abstractmethod
+    def embed(self, tokens: Sequence[Sequence[int]], tick: Tick) -> Logits:
+        """As `Runtime.embed`."""
+
+
+_NO_TEXT: Final = "this model gives embeddings and no text"
 
 
 class Tokenizer(abc.ABC):
@@ -362,6 +414,8 @@ __all__ = [
     "Archive",
     "Artifact",
     "Device",
+    "Embedding",
+    "EmbeddingRuntime",
     "Facts",
     "Feed",
     "Format",

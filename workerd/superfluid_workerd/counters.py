@@ -30,6 +30,9 @@ class Counters:
     shared_tokens: int = 0
     refed_tokens: int = 0
     preempted: int = 0
+    embed_calls: int = 0
+    embedded_inputs: int = 0
+    embedded_tokens: int = 0
     window: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=WINDOW_TURNS))
     window_seats: int = 0
     window_ready: int = 0

@@ -1,7 +1,7 @@
 """The turn loop: one thread that makes every call of the runtime.
 
 Block for work, take what arrived, admit, linger, plan, step once, draw for each seat, commit, one
-frame.
+frame; then one call for what waits to be embedded.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from superfluid_compat.errors import (
 from superfluid_workerd.adapter import Feed, Runtime
 from superfluid_workerd.admission import Waiting, gives_way
 from superfluid_workerd.counters import Counters
+from superfluid_workerd.embedding import Embeddings, EmbedJob, EmbedRejected
 from superfluid_workerd.lanes import LaneTable
 from superfluid_workerd.link.frames import (
     Cancel,
@@ -59,7 +60,7 @@ class Rejected:
     error: SuperfluidError
 
 
-Item: TypeAlias = Stream | Rejected | Cancel | Ping | Shutdown
+Item: TypeAlias = Stream | Rejected | EmbedJob | EmbedRejected | Cancel | Ping | Shutdown
 Send: TypeAlias = Callable[[ToDaemon], None]
 _PATIENCE: Final = 10
 """By how much a turn may be longer when no stream waits for its next token."""
@@ -75,7 +76,8 @@ class Executor:
     """Streams on lanes over one runtime. `run` and the constructor belong to the owner thread.
 
     All lanes are created and cleared here, so that a runtime that cannot serve that many streams
-    raises `DoesNotFit` before the first one arrives.
+    raises `DoesNotFit` before the first one arrives. Embedding requests need no lane; they take
+    turns with the streams.
     """
 
     def __init__(
@@ -92,11 +94,12 @@ class Executor:
         described = runtime.describe()
         self._step_tokens: Final = described.step_tokens
         self._vocabulary: Final = described.vocabulary
+        self._embed_tokens: Final = described.embedding.batch_tokens if described.embedding else 0
         self._retries: Final = 1 if described.retry else 0
         self._lanes = LaneTable(lanes)
         self.sequences = Sequences(
             runtime,
-            lanes,
+            lanes if described.generates else 0,
             name,
             cache_bytes=policy.prefix_cache_bytes,
             parked_bytes=policy.parked_bytes,
@@ -110,6 +113,15 @@ class Executor:
         self._ticks = 0
         self._counters = Counters()
         self._pace = Pace()
+        self._embed_pace = Pace()
+        self.embeddings = Embeddings(
+            runtime,
+            policy.max_waiting,
+            send,
+            self._counters,
+            beat=self._beat,
+            relieve=self.sequences.relieve,
+        )
         self._seated: Sequence[Stream] = ()
         self._crowded = False
         self._abandoned = False
@@ -130,9 +142,11 @@ class Executor:
     def run(self) -> None:
         """Serve until `Shutdown`. Raises `Fatal` when the runtime's state is lost."""
         while not self._closing:
-            self._receive(wait=not (self._running or self._waiting))
+            self._receive(wait=not (self._running or self._waiting or self.embeddings))
             self._turn()
+            self._embed()
         self._cancel_all()
+        self.embeddings.close()
         self._runtime.close()
 
     def stats(self) -> TurnStats:
@@ -145,7 +159,22 @@ class Executor:
             parked_bytes=self.sequences.parked_bytes,
             stored=self.sequences.stored,
             stored_tokens=self.sequences.stored_tokens,
+            embeds_waiting=len(self.embeddings),
         )
+
+    def _embed(self) -> None:
+        """One call for what waits to be embedded; beside streams it takes no longer than a turn."""
+        if self._closing or not self.embeddings:
+            return
+        started = time.monotonic()
+        beside = bool(self._running or self._waiting)
+        within = self._embed_pace.tokens_within(self._policy.turn_target_ms / 1000)
+        most = self._embed_tokens if within is None or not beside else within
+        tokens = self.embeddings.call(min(most, self._embed_tokens), patient=bool(self._running))
+        elapsed_s = time.monotonic() - started
+        self._counters.busy_s += elapsed_s
+        if tokens:
+            self._embed_pace.add(tokens, elapsed_s)
 
     # What arrives.
 
@@ -163,8 +192,13 @@ class Executor:
                 self._arrive(item)
             case Rejected():
                 self._fail(item.number, item.error)
+            case EmbedJob():
+                self.embeddings.add(item)
+            case EmbedRejected():
+                self.embeddings.fail(item.number, item.error)
             case Cancel():
                 self._cancel(item.stream)
+                self.embeddings.cancel(item.stream)
             case Ping():
                 self._send(Pong(number=item.number, ticks=self._ticks, stats=self.stats()))
             case Shutdown():
@@ -389,13 +423,17 @@ class Executor:
         return True
 
     def _tick(self) -> None:
+        going, now = self._beat(), time.monotonic()
+        if not going or all(stream.over(now) for stream in self._seated):
+            self._abandoned = True
+            raise _Abandoned
+
+    def _beat(self) -> bool:
+        """A sign of life within a call, and what arrived meanwhile; False when the loop ends."""
         self._ticks += 1
         if not self._inbox.empty():
             self._receive()
-        now = time.monotonic()
-        if self._closing or all(stream.over(now) for stream in self._seated):
-            self._abandoned = True
-            raise _Abandoned
+        return not self._closing
 
     def _fail_step(self, error: Exception, ready: int) -> None:
         """A failed step costs its seats an error each, or where the runtime may be asked again a

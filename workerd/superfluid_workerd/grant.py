@@ -7,12 +7,13 @@ from superfluid_workerd.adapter import OpenRequest, RuntimeDescription
 
 
 def granted_context(request: OpenRequest, described: RuntimeDescription, name: str) -> int:
-    """The longest stream in tokens: within a sequence, and within what all hold together.
+    """The longest stream in tokens: within a sequence, and within what all hold together; of a
+    model that gives no text, the longest input.
 
     Raises `DoesNotFit` where it falls short of what was asked, or where runtime `name` holds
     fewer sequences than lanes: no load falls short in silence.
     """
-    if described.sequences < request.lanes:
+    if described.generates and described.sequences < request.lanes:
         raise DoesNotFit(
             f"{request.lanes} lanes were asked for, {name} holds {described.sequences} sequences "
             "at once",

@@ -6,24 +6,34 @@ Everything that can be wrong with a request is refused here, so that no turn fai
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from superfluid_compat.errors import ContextLengthExceeded, InvalidField
-from superfluid_workerd.adapter import Tokenizer
+from superfluid_compat.errors import (
+    ContextLengthExceeded,
+    EmbeddingsUnsupported,
+    GenerationUnsupported,
+    InvalidField,
+)
+from superfluid_workerd.adapter import Embedding, Tokenizer
 from superfluid_workerd.codec.chat import ChatCodec
 from superfluid_workerd.codec.text import TextStream
+from superfluid_workerd.embedding import FLOAT_BYTES, MOST_ANSWER_BYTES, EmbedJob
 from superfluid_workerd.link.frames import (
     Detokenize,
     Detokenized,
+    Embed,
     Generate,
     GenerationRequest,
     Messages,
+    Text,
     Tokenize,
     Tokenized,
     Tokens,
 )
+from superfluid_workerd.link.validate import input_name
 from superfluid_workerd.sampling import Sampler
 from superfluid_workerd.stream import Stream
 
@@ -35,16 +45,21 @@ _UNASKED: Final = 512
 class Intake:
     """The loaded model as far as requests are concerned. Thread-safe as its tokenizer is.
 
-    `vocabulary` counts the logits of a row; ids that only pad it are never drawn.
+    `vocabulary` counts the logits of a row; ids that only pad it are never drawn. `generates` and
+    `embedding` are the runtime's own description.
     """
 
     tokenizer: Tokenizer
     codec: ChatCodec
     context: int
     vocabulary: int
+    generates: bool = True
+    embedding: Embedding | None = None
 
     def stream(self, generate: Generate, deadline: float | None) -> Stream:
         """Raises `RequestError`s."""
+        if not self.generates:
+            raise GenerationUnsupported("the model gives embeddings and no text", param="model")
         request, replay = generate.request, generate.replay
         prompt = (
             list(replay.prompt)
@@ -70,6 +85,21 @@ class Intake:
         )
         stream.restore(committed)
         return stream
+
+    def embedding_job(self, ask: Embed) -> EmbedJob:
+        """The inputs as rows of tokens, each of them checked. Raises `RequestError`s."""
+        embedding = self.embedding
+        if embedding is None:
+            raise EmbeddingsUnsupported(
+                "the model, as this runtime serves it, gives no embeddings", param="model"
+            )
+        self._check_answer(ask, embedding.width)
+        count = len(ask.inputs)
+        rows = [
+            self._row(one, input_name(index, count), embedding.tokens)
+            for index, one in enumerate(ask.inputs)
+        ]
+        return EmbedJob(ask.request, rows, embedding.width)
 
     def tokenized(self, ask: Tokenize) -> Tokenized:
         """The answer to `ask`."""
@@ -111,6 +141,43 @@ class Intake:
                     f"token {token} is none of the model's, which are 0 to {known - 1}",
                     param=param,
                 )
+
+    def _check_answer(self, ask: Embed, width: int) -> None:
+        if ask.dimensions not in (None, width):
+            raise InvalidField(
+                f"dimensions is {ask.dimensions}, this model's vectors have {width}",
+                fix="leave it out; where the model was trained for it, cut the vectors yourself",
+                param="dimensions",
+            )
+        most = MOST_ANSWER_BYTES // (FLOAT_BYTES * width)
+        if len(ask.inputs) > most:
+            raise InvalidField(
+                f"input holds {len(ask.inputs)} texts, at most {most} vectors of {width} fit an "
+                "answer",
+                fix="send fewer at once",
+                param="input",
+            )
+
+    def _row(self, one: Text | Tokens, name: str, most: int) -> array[int]:
+        """The ids of one input. Raises `ContextLengthExceeded` and `InvalidField`."""
+        longest = self.tokenizer.longest
+        if isinstance(one, Text) and longest is not None:
+            least = -(-len(one.text.encode()) // longest)
+            self._check_length(least, f"at least {least}", name, most)
+        tokens = self.codec.tokenize(one)
+        if not tokens:
+            raise InvalidField(f"{name} holds no token, wanted a text", param=name)
+        self._check_length(len(tokens), str(len(tokens)), name, most)
+        self._check_ids(tokens, name)
+        return array("i", tokens)
+
+    def _check_length(self, tokens: int, told: str, name: str, most: int) -> None:
+        if tokens > most:
+            raise ContextLengthExceeded(
+                f"{name} holds {told} tokens, the model embeds at most {most}",
+                fix="shorten it, or cut it into several",
+                param=name,
+            )
 
     def _limit(self, request: GenerationRequest, prompt_tokens: int) -> int:
         room = self.context - prompt_tokens

@@ -36,6 +36,7 @@ from superfluid_compat.verdicts import require_number
 from superfluid_workerd import sandbox
 from superfluid_workerd.adapter import Adapter, OpenRequest, RuntimeDescription
 from superfluid_workerd.codec.chat import ChatCodec
+from superfluid_workerd.embedding import EmbedRejected
 from superfluid_workerd.executor import Executor, Rejected
 from superfluid_workerd.grant import granted_context
 from superfluid_workerd.intake import Intake
@@ -43,6 +44,7 @@ from superfluid_workerd.link.frames import (
     Cancel,
     Description,
     Detokenize,
+    Embed,
     Generate,
     Hello,
     Load,
@@ -152,7 +154,14 @@ class _Worker:
             ) from error
         family = loaded.family or loaded.facts.architecture
         codec = ChatCodec(loaded.tokenizer, loaded.template, family)
-        intake = Intake(loaded.tokenizer, codec, context, described.vocabulary)
+        intake = Intake(
+            loaded.tokenizer,
+            codec,
+            context,
+            described.vocabulary,
+            described.generates,
+            described.embedding,
+        )
         self._serving = _Serving(executor, intake)
         sandbox.loaded()
         self._link.send(Stage(stage="warmed"))
@@ -220,6 +229,8 @@ class _Worker:
                     self._serving.executor.post(message)
             case Generate():
                 self._generate(message)
+            case Embed():
+                self._embed(message)
             case Tokenize() | Detokenize():
                 self._errands.put(lambda: self._answer(message))
             case Hello():
@@ -242,6 +253,15 @@ class _Worker:
             return
         self._errands.put(lambda: self._prepare(serving, generate, deadline))
 
+    def _embed(self, ask: Embed) -> None:
+        serving = self._serving_now()
+        try:
+            serving.executor.embeddings.expect(ask.request)
+        except Overloaded as error:
+            self._link.send(RequestFailed(request=ask.request, error=refusal(error)))
+            return
+        self._errands.put(lambda: self._prepare_embedding(serving, ask))
+
     # The intake's thread.
 
     def _run_errands(self) -> None:
@@ -260,6 +280,14 @@ class _Worker:
             serving.executor.post(Rejected(generate.stream, error))
         except Exception as error:  # noqa: BLE001  # recorded; costs this request alone
             serving.executor.post(Rejected(generate.stream, _unexpected(error)))
+
+    def _prepare_embedding(self, serving: _Serving, ask: Embed) -> None:
+        try:
+            serving.executor.post(serving.intake.embedding_job(ask))
+        except SuperfluidError as error:
+            serving.executor.post(EmbedRejected(ask.request, error))
+        except Exception as error:  # noqa: BLE001  # recorded; costs this request alone
+            serving.executor.post(EmbedRejected(ask.request, _unexpected(error)))
 
     def _answer(self, ask: Tokenize | Detokenize) -> None:
         intake = self._serving_now().intake
@@ -280,7 +308,7 @@ def _told(record: LoadRecord, described: RuntimeDescription) -> LoadRecord:
     reached = sandbox.reached()
     asked = {**record.asked, "sandbox": reached.asked}
     got = {**record.got, "sandbox": reached.told()}
-    if described.sequences <= 1:
+    if described.generates and described.sequences <= 1:
         got["serves"] = "one stream at a time"
     return LoadRecord(asked=asked, got=got)
 

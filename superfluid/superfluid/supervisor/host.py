@@ -31,6 +31,7 @@ from superfluid.supervisor.streams import LiveStream
 from superfluid.supervisor.worker import Worker
 from superfluid_compat import numbers
 from superfluid_compat.errors import (
+    BadFrame,
     ContractRefused,
     Draining,
     ExitCode,
@@ -44,7 +45,14 @@ from superfluid_compat.errors import (
 )
 from superfluid_compat.verdicts import require_number
 from superfluid_workerd.link import frames
-from superfluid_workerd.link.frames import Description, GenerationRequest, Prompt, ToDaemon
+from superfluid_workerd.link.frames import (
+    Description,
+    GenerationRequest,
+    Prompt,
+    Text,
+    ToDaemon,
+    Tokens,
+)
 from superfluid_workerd.link.refusals import error_of
 from superfluid_workerd.sandbox.rights import Rights
 
@@ -130,6 +138,8 @@ class ModelHost:
         self._numbers = itertools.count(1)
         self._streams = Resumption(self._send, self._numbers)
         self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._tries: dict[int, int] = {}
+        self._held_back = False
         self._changed = asyncio.Event()
 
     @property
@@ -223,27 +233,59 @@ class ModelHost:
         )
         return answer
 
+    async def embed(
+        self, inputs: Sequence[Text | Tokens], dimensions: int | None
+    ) -> frames.Embedded:
+        answer: frames.Embedded = await self._ask(
+            lambda number: frames.Embed(request=number, inputs=list(inputs), dimensions=dimensions)
+        )
+        floats = len(inputs) * answer.width
+        if len(answer.tokens) != len(inputs) or len(answer.vectors) != 4 * floats:
+            raise BadFrame(
+                f"the worker of {self.spec.name} answered {len(answer.vectors)} bytes of vectors, "
+                f"wanted {len(inputs)} vectors of {answer.width} floats"
+            )
+        return answer
+
     async def fresh_stats(self) -> frames.TurnStats:
         """What the turn loop counts, answered by itself; the last known while none serves."""
-        if self.state is WorkerState.SERVING:
-            await self._ask(lambda number: frames.Ping(number=number))
+        if self.state is WorkerState.SERVING and self._worker is not None:
+            with contextlib.suppress(WorkerDied):
+                await self._answer(self._worker, lambda number: frames.Ping(number=number))
         return self.stats
 
     async def _ask(self, message: Callable[[int], frames.ToWorker]) -> Any:
+        """The answer, if need be of a second worker; a death of that one too is laid at its
+        door."""
         with contextlib.suppress(WorkerDied):
-            return await self._ask_once(message)
-        return await self._ask_once(message)
+            return await self._answer(await self._undisturbed_worker(), message, tries=1)
+        return await self._answer(await self._undisturbed_worker(), message, tries=2)
 
-    async def _ask_once(self, message: Callable[[int], frames.ToWorker]) -> Any:
-        worker = await self._serving_worker()
+    async def _answer(
+        self, worker: Worker, message: Callable[[int], frames.ToWorker], *, tries: int = 0
+    ) -> Any:
         number = next(self._numbers)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         worker.send(message(number))
         self._asked[number] = answer
+        self._tries[number] = tries
         try:
             return await answer
+        except asyncio.CancelledError:
+            worker.send(frames.Cancel(stream=number))
+            raise
         finally:
-            self._asked.pop(number, None)
+            del self._asked[number], self._tries[number]
+            self._idle()
+
+    async def _undisturbed_worker(self) -> Worker:
+        """One that serves and has no stream that is to be alone."""
+        while True:
+            worker = await self._serving_worker()
+            if not self._streams.probing:
+                return worker
+            self._held_back = True
+            await self._until(lambda: not self._streams.probing)
 
     async def _serving_worker(self) -> Worker:
         try:
@@ -268,8 +310,15 @@ class ModelHost:
         self._idle()
 
     def _idle(self) -> None:
-        if not self._streams:
+        if self._held_back and not self._streams.probing:
+            self._held_back = False
+            self._notify()
+        if not self._streams and not self._asked:
             self._dispatch(life.Idle())
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _until(self, true: Callable[[], bool]) -> None:
         while not true():
@@ -297,8 +346,7 @@ class ModelHost:
                 self._fail_all(self._unavailable())
             elif self.state is WorkerState.GONE:
                 self._fail_all(Draining("the server shut down before the answer was complete"))
-            self._changed.set()
-            self._changed = asyncio.Event()
+            self._notify()
 
     def _rearm(self) -> None:
         due = self._life.deadline
@@ -430,6 +478,8 @@ class ModelHost:
 
     def _told(self, then: str) -> str:
         blamed = "the one stream it had failed" if self._guilty is not None else ""
+        if 2 in self._tries.values():
+            blamed = blamed or "a request that was sent a second time failed"
         kept = f"{len(self._streams)} streams kept" if len(self._streams) else ""
         return "; ".join(part for part in (then, blamed, kept) if part)
 
@@ -470,7 +520,7 @@ class ModelHost:
         self._exit = how
         self._remove_scratch()
         self._guilty = self._streams.died()
-        explained = self._guilty is not None
+        explained = self._guilty is not None or 2 in self._tries.values()
         self._dispatch(life.Exited(how.words(), final=how.final, explained=explained))
         self._guilty = None
         self._worker = None
@@ -501,6 +551,9 @@ class ModelHost:
                     self._idle()
             case frames.Tokenized() | frames.Detokenized():
                 self._answered(message.request, message)
+            case frames.Embedded():
+                self._answered(message.request, message)
+                self._dispatch(life.Moved(served=True))
             case frames.RequestFailed():
                 self._answered(message.request, error_of(message.error))
             case frames.Pong():

@@ -41,6 +41,11 @@ class Resumption:
     def __getitem__(self, number: int) -> LiveStream | None:
         return self._sent.get(number)
 
+    @property
+    def probing(self) -> bool:
+        """Whether a suspect runs, which is to have nothing beside it."""
+        return self._probe is not None
+
     def add(self, stream: LiveStream) -> None:
         """Send it as soon as a worker serves and none is being probed."""
         stream.arrival = next(self._arrivals)

@@ -10,9 +10,12 @@ from superfluid_workerd.link.frames import (
     Delta,
     Description,
     Detokenized,
+    Embedded,
     GenerationRequest,
     Prompt,
+    Text,
     Tokenized,
+    Tokens,
     TurnStats,
 )
 
@@ -62,6 +65,12 @@ class Service(Protocol):
     async def tokenize(self, model: str, prompt: Prompt, *, special: bool) -> Tokenized: ...
 
     async def detokenize(self, model: str, tokens: Sequence[int]) -> Detokenized: ...
+
+    async def embed(
+        self, model: str, inputs: Sequence[Text | Tokens], *, dimensions: int | None = None
+    ) -> Embedded:
+        """A vector for each input. Survives one worker; cancelling it frees the next."""
+        ...
 
     async def stats(self, model: str) -> TurnStats:
         """Its turn loop's counters, asked for now; the last known ones while no worker serves."""

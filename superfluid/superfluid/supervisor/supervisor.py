@@ -14,9 +14,12 @@ from superfluid.supervisor.streams import LiveStream
 from superfluid_compat.errors import SuperfluidError, UnknownModel
 from superfluid_workerd.link.frames import (
     Detokenized,
+    Embedded,
     GenerationRequest,
     Prompt,
+    Text,
     Tokenized,
+    Tokens,
     TurnStats,
 )
 
@@ -47,6 +50,11 @@ class Supervisor:
 
     async def detokenize(self, model: str, tokens: Sequence[int]) -> Detokenized:
         return await self._host(model).detokenize(tokens)
+
+    async def embed(
+        self, model: str, inputs: Sequence[Text | Tokens], *, dimensions: int | None = None
+    ) -> Embedded:
+        return await self._host(model).embed(inputs, dimensions)
 
     async def stats(self, model: str) -> TurnStats:
         return await self._host(model).fresh_stats()

@@ -73,7 +73,7 @@ def test_another_link_number_is_refused_by_number(worker: Worker) -> None:
     worker.send(Hello(link=99))
     assert worker.exit_code() == 4
     assert "link 99" in worker.log.read_text()
-    assert "link 1" in worker.log.read_text()
+    assert "link 2" in worker.log.read_text()
 
 
 def test_a_first_frame_that_is_no_hello_ends_the_worker(worker: Worker) -> None:

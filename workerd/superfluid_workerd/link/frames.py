@@ -151,7 +151,8 @@ class Generate(_Frame, frozen=True):
 
 
 class Cancel(_Frame, frozen=True):
-    """End stream `stream` within one turn; unknown numbers are ignored."""
+    """End stream `stream`, or the `Embed` of that number, within one turn; unknown numbers are
+    ignored."""
 
     stream: int
 
@@ -171,6 +172,14 @@ class Detokenize(_Frame, frozen=True):
     tokens: list[int]
 
 
+class Embed(_Frame, frozen=True):
+    """A vector for each input is wanted, of `dimensions` floats. Answered by `Embedded`."""
+
+    request: int
+    inputs: list[Text | Tokens]
+    dimensions: int | None = None
+
+
 class Ping(_Frame, frozen=True):
     """Answered by the turn loop itself, between or inside turns, never by another thread."""
 
@@ -181,7 +190,9 @@ class Shutdown(_Frame, frozen=True):
     """Close the runtime and exit 0. Streams still running are cancelled."""
 
 
-ToWorker: TypeAlias = Hello | Load | Generate | Cancel | Tokenize | Detokenize | Ping | Shutdown
+ToWorker: TypeAlias = (
+    Hello | Load | Generate | Cancel | Tokenize | Detokenize | Embed | Ping | Shutdown
+)
 
 
 class Stage(_Frame, frozen=True):
@@ -275,7 +286,8 @@ class TurnStats(_Record, frozen=True):
     `admitted` for a lane, `lingered_s` the waits of turns for company. `shared_tokens` came from
     the prefix cache instead of a prefill; `refed_tokens` were fed a second time, after a park or a
     failed step. `stored` sequences of ended streams hold `stored_tokens`; `parked_bytes` is state
-    of preempted streams outside of the runtime.
+    of preempted streams outside of the runtime. `embed_calls` took `embedded_inputs` of
+    `embedded_tokens`; `embeds_waiting` requests still have some to be embedded.
     """
 
     turns: int = 0
@@ -301,6 +313,10 @@ class TurnStats(_Record, frozen=True):
     parked_bytes: int = 0
     stored: int = 0
     stored_tokens: int = 0
+    embed_calls: int = 0
+    embedded_inputs: int = 0
+    embedded_tokens: int = 0
+    embeds_waiting: int = 0
 
 
 class Turn(_Frame, frozen=True):
@@ -328,8 +344,18 @@ class Detokenized(_Frame, frozen=True):
     text: str
 
 
+class Embedded(_Frame, frozen=True):
+    """The inputs' vectors in order, each of `width` little-endian float32 and Euclidean length 1;
+    `tokens` counts those of each input."""
+
+    request: int
+    width: int
+    vectors: bytes
+    tokens: list[int]
+
+
 class RequestFailed(_Frame, frozen=True):
-    """The answer to a `Tokenize` or `Detokenize` that cannot be answered."""
+    """The answer to a `Tokenize`, `Detokenize` or `Embed` that cannot be answered."""
 
     request: int
     error: Refusal
@@ -353,6 +379,7 @@ ToDaemon: TypeAlias = (
     | StreamFailed
     | Tokenized
     | Detokenized
+    | Embedded
     | RequestFailed
     | Pong
 )

@@ -26,6 +26,9 @@ MOST_STOPS: Final = 64
 LONGEST_STOP: Final = 1024
 """Characters of one stop string."""
 
+MOST_INPUTS: Final = 2048
+"""Texts that one request has embedded; OpenAI's bound."""
+
 _LARGEST_TOKEN: Final = (1 << 31) - 1
 _LARGEST_COUNT: Final = 1 << 31
 
@@ -91,17 +94,33 @@ def check_max_tokens(tokens: int, name: str = "max_tokens") -> None:
     _within(name, tokens, 1, _LARGEST_COUNT)
 
 
-def check_prompt(prompt: Prompt) -> None:
-    """Raises `InvalidField` for an empty chat, text that is no Unicode, or a negative token."""
+def check_prompt(prompt: Prompt, name: str = "prompt") -> None:
+    """Raises `InvalidField` for an empty chat, text that is no Unicode, or a negative token; its
+    `param` is the `name`."""
     match prompt:
         case Messages(messages=messages):
             if not messages:
                 raise InvalidField("messages is empty, wanted at least one", param="messages")
         case Text(text=text):
-            _unicode("prompt", text)
+            _unicode(name, text)
         case Tokens(tokens=tokens):
             for token in tokens:
-                _token("prompt", token)
+                _token(name, token)
+
+
+def check_inputs(inputs: Sequence[Text | Tokens]) -> None:
+    """Raises `InvalidField` for inputs that no model could embed."""
+    if not 1 <= len(inputs) <= MOST_INPUTS:
+        raise InvalidField(
+            f"input holds {len(inputs)} texts, wanted 1 to {MOST_INPUTS}", param="input"
+        )
+    for index, one in enumerate(inputs):
+        check_prompt(one, input_name(index, len(inputs)))
+
+
+def input_name(index: int, count: int) -> str:
+    """What one of `count` inputs is called in an error: its place, where there are several."""
+    return "input" if count == 1 else f"input.{index}"
 
 
 def _check_stops(stops: Sequence[str]) -> None:

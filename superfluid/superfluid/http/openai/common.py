@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, TypeAlias
 
 from pydantic import Field
 from starlette.datastructures import MutableHeaders
@@ -28,11 +28,15 @@ from superfluid_workerd.link.frames import (
     GenerationRequest,
     Prompt,
     Sampling,
+    Text,
     TokenLogprob,
+    Tokens,
 )
 
 MOST_CHOICES = 128
 _SEEDS = 1 << 63
+Texts: TypeAlias = str | bodies.Many[str] | bodies.Many[int] | bodies.Many[bodies.Many[int]]
+"""One text or several, as such or as token ids."""
 
 
 class StreamOptions(bodies.Body):
@@ -148,6 +152,22 @@ def _seeded(sampling: Sampling, index: int) -> Sampling:
         return sampling
     fields = {name: getattr(sampling, name) for name in sampling.__struct_fields__}
     return Sampling(**{**fields, "seed": (sampling.seed + index) % _SEEDS})
+
+
+def texts(given: Texts, name: str) -> list[Text | Tokens]:
+    """What field `name` gives, one by one. Raises `InvalidField` when that is nothing."""
+    match given:
+        case str():
+            return [Text(text=given)]
+        case [int(), *_]:
+            return [Tokens(tokens=[i for i in given if isinstance(i, int)])]
+        case [_, *_]:
+            return [
+                Text(text=one) if isinstance(one, str) else Tokens(tokens=list(one))
+                for one in given
+                if not isinstance(one, int)
+            ]
+    raise InvalidField(f"{name} is an empty list, wanted at least one {name}", param=name)
 
 
 def served(service: Service, name: str | None) -> ServedModel:

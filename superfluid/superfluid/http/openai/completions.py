@@ -5,17 +5,13 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
-from superfluid.http.bodies import Many
-from superfluid.http.openai.common import Choice, GenerationBody
+from superfluid.http.openai.common import Choice, GenerationBody, Texts, texts
 from superfluid.supervisor.service import Stream
 from superfluid_compat.errors import InvalidField
 from superfluid_workerd.link.frames import (
     Delta,
     GenerationRequest,
-    Prompt,
-    Text,
     TokenLogprob,
-    Tokens,
 )
 
 DEFAULT_MAX_TOKENS = 16
@@ -23,7 +19,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionBody(GenerationBody):
-    prompt: str | Many[str] | Many[int] | Many[Many[int]]
+    prompt: Texts
     logprobs: int | None = None
     best_of: int | None = None
     echo: bool = False
@@ -40,24 +36,11 @@ class CompletionBody(GenerationBody):
                 f"{name} is not served by this API", fix=f"leave {name} out", param=name
             )
         tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        return self._requests(self._prompts(), max_tokens=tokens, logprobs=self.logprobs)
+        prompts = texts(self.prompt, "prompt")
+        return self._requests(prompts, max_tokens=tokens, logprobs=self.logprobs)
 
     def shape(self) -> CompletionShape:
         return CompletionShape(logprobs=self.logprobs is not None)
-
-    def _prompts(self) -> list[Prompt]:
-        match self.prompt:
-            case str():
-                return [Text(text=self.prompt)]
-            case [int(), *_]:
-                return [Tokens(tokens=[i for i in self.prompt if isinstance(i, int)])]
-            case [_, *_]:
-                return [
-                    Text(text=one) if isinstance(one, str) else Tokens(tokens=list(one))
-                    for one in self.prompt
-                    if not isinstance(one, int)
-                ]
-        raise InvalidField("prompt is an empty list, wanted at least one prompt", param="prompt")
 
 
 class CompletionShape:

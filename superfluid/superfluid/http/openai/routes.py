@@ -9,10 +9,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from superfluid.http import bodies, quality, stats
+from superfluid.http import bodies, quality, stats, streams
 from superfluid.http.openai.chat import ChatBody
 from superfluid.http.openai.common import Answer, GenerationBody, served
 from superfluid.http.openai.completions import CompletionBody
+from superfluid.http.openai.embeddings import EmbeddingBody
 from superfluid.http.openai.tokens import DetokenizeBody, TokenizeBody
 from superfluid.http.settings import HttpSettings
 from superfluid.supervisor.service import ServedModel, Service
@@ -31,6 +32,7 @@ class OpenAI:
             Route("/v1/models/{name:path}", self.model, methods=["GET"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             Route("/v1/superfluid/stats", self.stats, methods=["GET"]),
             Route("/v1/tokenize", self.tokenize, methods=["POST"]),
             Route("/v1/detokenize", self.detokenize, methods=["POST"]),
@@ -63,6 +65,18 @@ class OpenAI:
         )
         answer = Answer(self._service, self._settings, model, body, requests, shape)
         return await answer.respond(request)
+
+    async def embeddings(self, request: Request) -> Response:
+        body = await bodies.read(request, EmbeddingBody)
+        model = served(self._service, body.model).name
+        found = await streams.unless_gone(
+            request, self._service.embed(model, body.inputs(), dimensions=body.dimensions)
+        )
+        return Response(
+            await body.answer(found, model),
+            headers=bodies.headers(body),
+            media_type="application/json",
+        )
 
     async def tokenize(self, request: Request) -> Response:
         body = await bodies.read(request, TokenizeBody)

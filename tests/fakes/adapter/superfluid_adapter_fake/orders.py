@@ -66,6 +66,9 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     copy: bool = True
     export: bool = True
     truncate: Literal["any", "zero"] = "any"
+    generates: bool = True
+    width: int = 8
+    """Floats of an embedding, 0 for a model that gives none."""
     script: str = ""
     eos: int | None = None
     template: str | None = None

@@ -30,6 +30,7 @@ from superfluid_compat.errors import (
     Unsupported,
 )
 from superfluid_workerd.adapter import (
+    Embedding,
     Feed,
     MemoryUse,
     Runtime,
@@ -71,6 +72,17 @@ def logits_of(state: bytes, length: int, orders: Orders) -> Logits:
     return row
 
 
+def vector_of(tokens: Sequence[int], width: int) -> Logits:
+    """The embedding of `tokens`: float32 of shape (width,), of length 1."""
+    state = _ROOT
+    for token in tokens:
+        state = extend(state, token)
+    raw = np.frombuffer(hashlib.shake_128(state).digest(2 * width), np.uint16)
+    vector = raw.astype(np.float64) - 32768.5
+    unit: Logits = (vector / np.linalg.norm(vector)).astype(np.float32)
+    return unit
+
+
 class _Payload(msgspec.Struct, frozen=True, kw_only=True):
     context: int
     states: tuple[bytes, ...]
@@ -80,7 +92,8 @@ class FakeRuntime(Runtime):
     """Sequences by id, each the list of its states, one for every length.
 
     `fail_next` makes the next steps raise these errors, one each, after the states have grown:
-    the worst that the contract allows. `steps` records the feeds of each step that succeeded.
+    the worst that the contract allows. `steps` records the feeds of each step that succeeded,
+    `embeds` the rows of each call that embedded.
     """
 
     def __init__(self, orders: Orders, sequences: int) -> None:
@@ -92,9 +105,16 @@ class FakeRuntime(Runtime):
         self._acts = sorted(orders.moments, key=lambda moment: moment.tokens)
         self.fail_next: list[Exception] = []
         self.steps: list[list[Feed]] = []
+        self.embeds: list[list[list[int]]] = []
         self.closed = False
 
     def describe(self) -> RuntimeDescription:
+        embedding = Embedding(
+            width=self._orders.width,
+            tokens=self._orders.context,
+            batch_tokens=max(self._orders.context, self._orders.step_tokens),
+            pooling="last",
+        )
         return RuntimeDescription(
             context=self._orders.context,
             sequences=self._limit,
@@ -106,6 +126,8 @@ class FakeRuntime(Runtime):
             row_invariant=True,
             tokens=self._orders.tokens if self._orders.tells else 0,
             retry=self._orders.retry,
+            generates=self._orders.generates,
+            embedding=embedding if self._orders.width else None,
         )
 
     @property
@@ -114,6 +136,8 @@ class FakeRuntime(Runtime):
         return len(self._sequences)
 
     def seq_create(self) -> SequenceId:
+        if not self._orders.generates:
+            raise Unsupported("this model gives embeddings and no text")
         return self._add([_ROOT])
 
     def _add(self, states: list[bytes]) -> SequenceId:
@@ -184,14 +208,35 @@ class FakeRuntime(Runtime):
             raise OutOfBoundary(f"more than {self._orders.step_tokens} tokens in one step")
         self._room(sum(len(feed.tokens) for feed in feeds))
         self._wait(tick)
-        poison = set(self._orders.poison.encode())
-        if poison and any(not poison.isdisjoint(feed.tokens) for feed in feeds):
-            _perform(Moment(act="signal", signal="SIGSEGV"))
+        self._swallow([feed.tokens for feed in feeds])
         rows = [self._extend(feed, tick) for feed in feeds]
         if self.fail_next:
             raise self.fail_next.pop(0)
         self.steps.append(list(feeds))
         return rows
+
+    def embed(self, tokens: Sequence[Sequence[int]], tick: Tick) -> Logits:
+        if not self._orders.width:
+            raise Unsupported("this model gives no embeddings")
+        for row in tokens:
+            if not 0 < len(row) <= self._orders.context:
+                raise OutOfBoundary(f"{len(row)} tokens, wanted 1 to {self._orders.context}")
+            if not all(0 <= token < VOCABULARY for token in row):
+                raise OutOfBoundary("a row needs tokens of the vocabulary")
+        self._wait(tick)
+        self._swallow(tokens)
+        for _ in range(sum(map(len, tokens))):
+            self._fed += 1
+            self._act()
+        if self.fail_next:
+            raise self.fail_next.pop(0)
+        self.embeds.append([list(row) for row in tokens])
+        return np.stack([vector_of(row, self._orders.width) for row in tokens])
+
+    def _swallow(self, rows: Sequence[Sequence[int]]) -> None:
+        poison = set(self._orders.poison.encode())
+        if poison and any(not poison.isdisjoint(row) for row in rows):
+            _perform(Moment(act="signal", signal="SIGSEGV"))
 
     def _check(self, feed: Feed) -> None:
         length = self.seq_length(feed.sequence)
