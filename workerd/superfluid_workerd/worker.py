@@ -6,6 +6,7 @@ and tokenizes. When the link closes the process exits at once, wherever the othe
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import sys
@@ -164,6 +165,9 @@ class _Worker:
         )
         self._serving = _Serving(executor, intake)
         sandbox.loaded()
+        # What loading made stays. A full collection looks at all of it, and a turn waits for it.
+        gc.collect()
+        gc.freeze()
         self._link.send(Stage(stage="warmed"))
         return Description(
             facts=loaded.facts,

@@ -113,11 +113,12 @@ class Kernels:
         codes = np.empty((n, columns), np.int8)
         scales = np.empty((n, columns // layouts.GROUP), np.float32)
         fours = np.empty((n, columns // 4), np.float32)
-        words = [address(x), x.strides[0], scales.shape[1]]
-        words += [address(codes), address(scales), address(fours)]
+        shares = np.empty((n, columns // 16), np.float32)
+        given = Activations(x, codes, scales, fours, shares)
+        words = [address(x), x.strides[0], scales.shape[1], *given.addresses()]
         kernel = self._kernel("quantise", products.quantiser)
         self._driver.run(kernel, words, n, alone=n < 8)
-        return Activations(x, codes, scales, fours)
+        return given
 
     def linear(self, x: Floats | Activations, weight: Weight, out: Floats | None = None) -> Floats:
         """x (n, columns) times the transposed weight: (n, rows).

@@ -23,6 +23,7 @@ from superfluid_adapter_native.kernels.vectors import (
     I8,
     I16,
     I32,
+    I64,
     LANES,
     Emit,
     Value,
@@ -35,32 +36,41 @@ GROUP: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Groups of codes; `scales` and `shifts` hold one or two floats per group."""
+    """Groups of codes, in vectors of one group or of two; `scales` and `shifts` hold one or two
+    floats per group."""
 
-    groups: Sequence[Value]
+    codes: Sequence[Value]
     zero: int
     scales: Value
     shifts: Value | None = None
 
     @property
-    def scales_per_group(self) -> int:
-        return int(self.scales.type.count) // len(self.groups)
+    def groups(self) -> int:
+        return len(self.codes) * int(self.codes[0].type.count) // GROUP
 
-    def spread(self, e: Emit, values: Value, group: int) -> Value:
-        """Eight lanes of a group's scale or shift, lane i belonging to codes 4i to 4i + 3."""
-        per = self.scales_per_group
-        return e.spread(values, per * group, per * group + per - 1)
+    @property
+    def scales_per_group(self) -> int:
+        return int(self.scales.type.count) // self.groups
+
+    def spread(self, e: Emit, values: Value, unit: int) -> Value:
+        """Of a vector of codes the scales, lane i belonging to its codes 4i to 4i + 3."""
+        count = int(self.codes[unit].type.count)
+        lanes, each = count // 4, LANES // self.scales_per_group
+        return e.shuffle(values, [(unit * lanes + i) // each for i in range(lanes)])
 
     def weights(self, e: Emit) -> list[Value]:
         """All weights of the block as vectors of eight floats."""
         return [
             self._eight(e, group, quarter)
-            for group in range(len(self.groups))
+            for group in range(self.groups)
             for quarter in range(GROUP // LANES)
         ]
 
     def _eight(self, e: Emit, group: int, quarter: int) -> Value:
-        codes = e.shuffle(self.groups[group], range(LANES * quarter, LANES * (quarter + 1)))
+        width = int(self.codes[0].type.count)
+        first = GROUP * group + LANES * quarter
+        codes = self.codes[first // width]
+        codes = e.shuffle(codes, range(first % width, first % width + LANES))
         wide = e.b.zext(codes, vector(I32, LANES))
         if self.zero:
             wide = e.b.sub(wide, e.splat(wide.type, self.zero))
@@ -79,6 +89,22 @@ def _nibbles(e: Emit, p: Value, offset: int) -> Value:
     """Sixteen bytes: the low halves are codes 0 to 15, the high halves 16 to 31."""
     raw = e.bytes(p, offset, 16)
     return e.join(e.ands(raw, 15), e.right(raw, 4))
+
+
+def _twice(e: Emit, group: Value) -> Value:
+    """Thirty-two bytes, and the same once more: a load that needs no shuffle."""
+    return e.shuffle(group, [*range(GROUP), *range(GROUP)])
+
+
+def _shifted(e: Emit, pair: Value, left: tuple[int, int]) -> Value:
+    """The bits of a pair's first and second half moved left by `left`, right where negative.
+
+    They move within 64-bit words, so that what a byte's neighbour sheds is the caller's to mask:
+    processors have no shifts of bytes."""
+    words = e.b.bitcast(pair, vector(I64, GROUP // 4))
+    counts = ir.Constant(words.type, [abs(left[i // 4]) for i in range(GROUP // 4)])
+    move = e.b.shl if max(left) > 0 else e.b.lshr
+    return e.b.bitcast(move(words, counts), pair.type)
 
 
 def _q4_0(e: Emit, p: Value) -> Block:
@@ -122,60 +148,61 @@ def _scaled(e: Emit, values: Value, factor: Value) -> Value:
     return e.b.fmul(values, e.shuffle(factor, [0] * values.type.count))
 
 
-def _with_minimums(e: Emit, p: Value, groups: list[Value]) -> Block:
+def _with_minimums(e: Emit, p: Value, codes: list[Value]) -> Block:
     scales, minimums = _packed_six_bits(e, p, 4)
     lowest = e.b.fneg(e.half(p, 2))
-    return Block(groups, 0, _scaled(e, scales, e.half(p, 0)), _scaled(e, minimums, lowest))
+    return Block(codes, 0, _scaled(e, scales, e.half(p, 0)), _scaled(e, minimums, lowest))
+
+
+def _nibble_pair(e: Emit, p: Value, offset: int) -> Value:
+    """Thirty-two bytes: the low halves are one group, the high halves the next."""
+    raw = _twice(e, e.bytes(p, offset, GROUP))
+    return e.ands(_shifted(e, raw, (0, -4)), 15)
 
 
 def _q4_k(e: Emit, p: Value) -> Block:
-    groups = []
-    for j in range(4):
-        raw = e.bytes(p, 16 + 32 * j, 32)
-        groups += [e.ands(raw, 15), e.right(raw, 4)]
-    return _with_minimums(e, p, groups)
+    return _with_minimums(e, p, [_nibble_pair(e, p, 16 + 32 * j) for j in range(4)])
 
 
 def _q5_k(e: Emit, p: Value) -> Block:
-    high, groups = e.bytes(p, 16, 32), []
+    high, codes = _twice(e, e.bytes(p, 16, GROUP)), []
     for j in range(4):
-        raw = e.bytes(p, 48 + 32 * j, 32)
-        for half, low in enumerate((e.ands(raw, 15), e.right(raw, 4))):
-            bit = e.ands(e.right(high, 2 * j + half), 1)
-            groups.append(e.b.or_(low, e.left(bit, 4)))
-    return _with_minimums(e, p, groups)
+        top = e.ands(_shifted(e, high, (4 - 2 * j, 3 - 2 * j)), 16)
+        codes.append(e.b.or_(_nibble_pair(e, p, 48 + 32 * j), top))
+    return _with_minimums(e, p, codes)
 
 
 def _q6_k(e: Emit, p: Value) -> Block:
-    groups = []
+    codes = []
     for half in range(2):
-        low = [e.bytes(p, 64 * half + 32 * i, 32) for i in range(2)]
-        high = e.bytes(p, 128 + 32 * half, 32)
-        for k in range(4):
-            nibble = e.ands(low[k], 15) if k < 2 else e.right(low[k - 2], 4)
-            groups.append(e.b.or_(nibble, e.left(e.ands(e.right(high, 2 * k), 3), 4)))
+        low = e.bytes(p, 64 * half, 2 * GROUP)
+        high = _twice(e, e.bytes(p, 128 + 32 * half, GROUP))
+        nibbles = e.ands(low, 15), e.ands(_shifted(e, low, (-4, -4)), 15)
+        for nibble, left in zip(nibbles, ((4, 2), (0, -2)), strict=True):
+            codes.append(e.b.or_(nibble, e.ands(_shifted(e, high, left), 48)))
     scales = e.floats(e.bytes(p, 192, 16), signed=True)
-    return Block(groups, 32, _scaled(e, scales, e.half(p, 208)))
+    return Block(codes, 32, _scaled(e, scales, e.half(p, 208)))
 
 
 def _q2_k(e: Emit, p: Value) -> Block:
     packed = e.bytes(p, 0, 16)
-    groups = []
+    codes = []
     for half in range(2):
-        raw = e.bytes(p, 16 + 32 * half, 32)
-        groups += [e.ands(e.right(raw, 2 * k), 3) for k in range(4)]
+        raw = _twice(e, e.bytes(p, 16 + 32 * half, GROUP))
+        codes += [e.ands(_shifted(e, raw, (-4 * k, -4 * k - 2)), 3) for k in range(2)]
     scales, minimums = (e.floats(v, signed=False) for v in (e.ands(packed, 15), e.right(packed, 4)))
     lowest = e.b.fneg(e.half(p, 82))
-    return Block(groups, 0, _scaled(e, scales, e.half(p, 80)), _scaled(e, minimums, lowest))
+    return Block(codes, 0, _scaled(e, scales, e.half(p, 80)), _scaled(e, minimums, lowest))
 
 
 def _q3_k(e: Emit, p: Value) -> Block:
-    mask, groups = e.bytes(p, 0, 32), []
+    mask, codes = _twice(e, e.bytes(p, 0, GROUP)), []
     for half in range(2):
-        raw = e.bytes(p, 32 + 32 * half, 32)
-        for k in range(4):
-            bit = e.left(e.ands(e.right(mask, 4 * half + k), 1), 2)
-            groups.append(e.b.or_(e.ands(e.right(raw, 2 * k), 3), bit))
+        raw = _twice(e, e.bytes(p, 32 + 32 * half, GROUP))
+        for k in range(2):
+            first = 2 - 4 * half - 2 * k
+            bit = e.ands(_shifted(e, mask, (first, first - 1)), 4)
+            codes.append(e.b.or_(e.ands(_shifted(e, raw, (-4 * k, -4 * k - 2)), 3), bit))
     low, top = e.load(p, 96, vector(I32, 2)), e.load(p, 104, vector(I32, 1))
     tops = e.shuffle(top, [0, 0])
     parts = []
@@ -183,9 +210,9 @@ def _q3_k(e: Emit, p: Value) -> Block:
         shifts = ir.Constant(vector(I32, 2), [4 * nibble, 4 * nibble + 2])
         high = e.left(e.ands(e.b.lshr(tops, shifts), 0x03030303), 4)
         parts.append(e.b.or_(e.ands(e.right(low, 4 * nibble), 0x0F0F0F0F), high))
-    codes = e.b.bitcast(e.join(*parts), vector(I8, 16))
-    scales = e.floats(e.b.sub(codes, e.splat(codes.type, 32)), signed=True)
-    return Block(groups, 4, _scaled(e, scales, e.half(p, 108)))
+    six_bits = e.b.bitcast(e.join(*parts), vector(I8, 16))
+    scales = e.floats(e.b.sub(six_bits, e.splat(six_bits.type, 32)), signed=True)
+    return Block(codes, 4, _scaled(e, scales, e.half(p, 108)))
 
 
 _IQ4: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -209,7 +236,8 @@ def _iq4_xs(e: Emit, p: Value) -> Block:
     six_bits = e.b.or_(low, e.left(high, 4))
     scales = e.floats(e.b.sub(six_bits, e.splat(eight, 32)), signed=True)
     groups = [_looked_up(e, _IQ4, _nibbles(e, p, 8 + 16 * j)) for j in range(8)]
-    return Block(groups, 128, _scaled(e, scales, e.half(p, 0)))
+    codes = [e.join(*groups[i : i + 2]) for i in range(0, 8, 2)]
+    return Block(codes, 128, _scaled(e, scales, e.half(p, 0)))
 
 
 def _mxfp4(e: Emit, p: Value) -> Block:

@@ -28,7 +28,8 @@ def int8_product(name: str, features: Features) -> Kernel:
             word(p, 4),
         )
         n, out, out_stride = word(p, 5), word(p, 6), word(p, 7)
-        x, scales, fours, x_stride = word(p, 8), word(p, 9), word(p, 10), word(p, 11)
+        x, scales, fours, shares = word(p, 8), word(p, 9), word(p, 10), word(p, 11)
+        x_stride = word(p, 12)
         first = task * per_task
         last = min(first + per_task, count)
         t = 0
@@ -40,6 +41,7 @@ def int8_product(name: str, features: Features) -> Kernel:
                     x + t * x_stride,
                     scales + t * (x_stride >> 3),
                     fours + t * x_stride,
+                    shares + t * (x_stride >> 2),
                     x_stride,
                     out + t * out_stride + 4 * r,
                     out_stride,
@@ -53,6 +55,7 @@ def int8_product(name: str, features: Features) -> Kernel:
                     x + t * x_stride,
                     scales + t * (x_stride >> 3),
                     fours + t * x_stride,
+                    shares + t * (x_stride >> 2),
                     x_stride,
                     out + t * out_stride + 4 * r,
                     out_stride,
@@ -130,13 +133,14 @@ def quantiser() -> Kernel:
 
     def kernel(p: int, task: int, thread: int) -> None:
         x, x_stride, groups = word(p, 0), word(p, 1), word(p, 2)
-        codes, scales, fours = word(p, 3), word(p, 4), word(p, 5)
+        codes, scales, fours, shares = word(p, 3), word(p, 4), word(p, 5), word(p, 6)
         quantise(
             x + task * x_stride,
             groups,
             codes + task * groups * 32,
             scales + task * groups * 4,
             fours + task * groups * 32,
+            shares + task * groups * 8,
         )
 
     return kernel

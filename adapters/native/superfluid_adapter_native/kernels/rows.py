@@ -16,7 +16,6 @@ from superfluid_adapter_native.kernels import layouts
 from superfluid_adapter_native.kernels.atomics import Inline, cgutils, inline
 from superfluid_adapter_native.kernels.features import Features
 from superfluid_adapter_native.kernels.vectors import (
-    F8,
     FLOAT,
     I8,
     I32,
@@ -43,10 +42,9 @@ def _tile(e: Emit, base: Value, stride: Value, count: int) -> list[Value]:
     return [e.pointer(e.b.add(base, e.b.mul(stride, ir.Constant(I64, t)))) for t in range(count)]
 
 
-def _sums(builder: Value, count: int) -> list[Value]:
-    return [
-        cgutils.alloca_once_value(builder, ir.Constant(F8, [0.0] * LANES)) for _ in range(count)
-    ]
+def _sums(builder: Value, count: int, lanes: int = LANES) -> list[Value]:
+    zeros = ir.Constant(vector(FLOAT, lanes), [0.0] * lanes)
+    return [cgutils.alloca_once_value(builder, zeros) for _ in range(count)]
 
 
 def _finish(e: Emit, sums: Sequence[Value], targets: Sequence[Value]) -> None:
@@ -104,66 +102,69 @@ def _weights(
 def int8_dot(name: str, tile: int, features: Features) -> Inline:
     """Dot products of a row of `blocks` blocks with quantised rows.
 
-    A quantised row is, per thirty-two elements, a scale (float), thirty-two int8, and eight floats
-    with the sums of each four of them.
+    A quantised row is, per thirty-two elements, a scale (float), thirty-two int8, eight floats with
+    the sums of each four of them, and two with those of each sixteen times the scale.
     """
     kind = BY_NAME[name]
     groups = kind.elements // layouts.GROUP
+    lanes = LANES * min(groups, 2)
 
     def write(builder: Value, *arguments: Value) -> None:
-        w, blocks, x, scales, fours, x_stride, out, out_stride = arguments
+        w, blocks, x, scales, fours, shares, x_stride, out, out_stride = arguments
         e = Emit(builder, features)
-        scale_stride = builder.lshr(x_stride, ir.Constant(I64, 3))
-        tables = [
-            _tile(e, x, x_stride, tile),
-            _tile(e, scales, scale_stride, tile),
-            _tile(e, fours, x_stride, tile),
-        ]
+        # Bytes of scales and of shares per byte of codes: an eighth and a quarter.
+        strides = [builder.lshr(x_stride, ir.Constant(I64, bits)) for bits in (0, 3, 0, 2)]
+        bases = (x, scales, fours, shares)
+        tables = [_tile(e, *each, tile) for each in zip(bases, strides, strict=True)]
         targets, row = _tile(e, out, out_stride, tile), e.pointer(w)
-        sums = _sums(builder, tile)
+        sums = _sums(builder, tile, lanes)
         with cgutils.for_range(builder, blocks) as loop:
             block = layouts.UNPACK[name](e, moved(e, row, loop.index, kind.bytes))
             here = [
                 [moved(e, p, loop.index, groups * size) for p in pointers]
-                for pointers, size in zip(tables, (32, 4, 32), strict=True)
+                for pointers, size in zip(tables, (32, 4, 32, 8), strict=True)
             ]
             codes = _signed(e, block)
             for t in range(tile):
-                total = builder.load(sums[t])
-                at = [pointers[t] for pointers in here]
-                builder.store(_block_dot(e, block, codes, at, total), sums[t])
+                found = _block_dot(e, block, codes, [pointers[t] for pointers in here])
+                builder.store(builder.fadd(builder.load(sums[t]), found), sums[t])
         _finish(e, sums, targets)
 
-    return inline("w blocks x scales fours x_stride out out_stride", types.void, write)
+    return inline("w blocks x scales fours shares x_stride out out_stride", types.void, write)
 
 
 def _signed(e: Emit, block: layouts.Block) -> Sequence[Value]:
     """Codes as the byte product wants them: unsigned, or with zero taken off."""
     if e.features.unsigned or not block.zero:
-        return block.groups
-    zero = e.splat(vector(I8, layouts.GROUP), block.zero)
-    return [e.b.sub(codes, zero) for codes in block.groups]
+        return block.codes
+    zero = e.splat(block.codes[0].type, block.zero)
+    return [e.b.sub(codes, zero) for codes in block.codes]
 
 
-def _block_dot(
-    e: Emit, block: layouts.Block, codes: Sequence[Value], at: Sequence[Value], total: Value
-) -> Value:
-    x, scales, fours = at
-    count = len(codes)
+def _block_dot(e: Emit, block: layouts.Block, codes: Sequence[Value], at: Sequence[Value]) -> Value:
+    """A block's product in as many lanes as a vector of codes has fours."""
+    x, scales, fours, shares = at
+    count, size = block.groups, int(codes[0].type.count)
     each = [i // block.scales_per_group for i in range(block.scales.type.count)]
     steps = e.shuffle(e.load(scales, 0, vector(FLOAT, count)), each)
     scaled = e.b.fmul(block.scales, steps)
-    shifted = None if block.shifts is None else e.b.fmul(block.shifts, steps)
-    for group in range(count):
-        integers = e.dot(codes[group], e.bytes(x, 32 * group, 32))
+    total = None if block.shifts is None else _shift(e, block.shifts, count, shares, size // 4)
+    for unit, vector_of_codes in enumerate(codes):
+        integers = e.dot(vector_of_codes, e.bytes(x, size * unit, size))
         products = e.floats(integers, signed=True)
-        four = e.load(fours, 32 * group, F8)
         if block.zero and e.features.unsigned:
-            products = e.fma(four, e.splat(F8, -float(block.zero)), products)
-        total = e.fma(products, block.spread(e, scaled, group), total)
-        if shifted is not None:
-            total = e.fma(four, block.spread(e, shifted, group), total)
+            four = e.load(fours, size * unit, products.type)
+            products = e.fma(four, e.splat(four.type, -float(block.zero)), products)
+        scale = block.spread(e, scaled, unit)
+        total = e.b.fmul(products, scale) if total is None else e.fma(products, scale, total)
     return total
+
+
+def _shift(e: Emit, shifts: Value, groups: int, shares: Value, lanes: int) -> Value:
+    """What the shifts of `groups` groups add: each times what x has in its sixteen elements."""
+    per = 2 * groups // int(shifts.type.count)
+    wide = e.shuffle(shifts, [i // per for i in range(2 * groups)])
+    return e.padded(e.b.fmul(wide, e.load(shares, 0, wide.type)), lanes)
 
 
 def decode(name: str, features: Features) -> Inline:
@@ -207,26 +208,32 @@ def quantise() -> Inline:
     """
 
     def write(builder: Value, *arguments: Value) -> None:
-        x, groups, codes, scales, fours = arguments
+        x, groups, codes, scales, fours, shares = arguments
         e = Emit(builder, Features())
-        bases = [e.pointer(p) for p in (x, codes, scales, fours)]
+        bases = [e.pointer(p) for p in (x, codes, scales, fours, shares)]
         with cgutils.for_range(builder, groups) as loop:
-            source, code, scale, four = (
-                moved(e, p, loop.index, n) for p, n in zip(bases, (128, 32, 4, 32), strict=True)
+            sizes = (128, 32, 4, 32, 8)
+            _quantise_group(
+                e, [moved(e, p, loop.index, n) for p, n in zip(bases, sizes, strict=True)]
             )
-            _quantise_group(e, source, code, scale, four)
 
-    return inline("x groups codes scales fours", types.void, write)
+    return inline("x groups codes scales fours shares", types.void, write)
 
 
-def _quantise_group(e: Emit, x: Value, codes: Value, scale: Value, fours: Value) -> None:
+def _quantise_group(e: Emit, at: Sequence[Value]) -> None:
+    x, codes, scale, fours, shares = at
     step, wide = _to_int8(e, e.load(x, 0, vector(FLOAT, layouts.GROUP)))
     e.store(step, scale, 0)
     e.store(e.b.trunc(wide, vector(I8, layouts.GROUP)), codes, 0)
-    for count in (16, 8):
-        even, odd = (e.shuffle(wide, range(i, 2 * count, 2)) for i in (0, 1))
-        wide = e.b.add(even, odd)
-    e.store(e.floats(wide, signed=True), fours, 0)
+    each_four = _pairs_added(e, _pairs_added(e, wide))
+    e.store(e.floats(each_four, signed=True), fours, 0)
+    halves = e.floats(_pairs_added(e, _pairs_added(e, each_four)), signed=True)
+    e.store(e.b.fmul(halves, e.shuffle(step, [0, 0])), shares, 0)
+
+
+def _pairs_added(e: Emit, a: Value) -> Value:
+    even, odd = (e.shuffle(a, range(i, a.type.count, 2)) for i in (0, 1))
+    return e.b.add(even, odd)
 
 
 def _to_int8(e: Emit, values: Value) -> tuple[Value, Value]:

@@ -1,7 +1,8 @@
 """Vector code in LLVM's terms: what the kernels' inner loops are written with.
 
 Everything is generic LLVM except two operations that it has no name for, the byte product and the
-byte table, which `Features` chooses per processor. Vectors are eight floats or thirty-two bytes.
+byte table, which `Features` chooses per processor. Vectors are eight or sixteen floats, thirty-two
+or sixty-four bytes.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _DOT_ASM: Final = {
     "vex": ("{vex} vpdpbusd $3, $2, $0", "=x,0,x,x"),
 }
 """Written out, because LLVM's own names for these have changed their types between releases."""
+_DOT_BYTES: Final = {"evex": 64, "vex": 32, "neon": 16}
 _LOOKUP_ASM: Final = ("vpshufb $2, $1, $0", "=x,x,x")
 _NEON_DOT: Final = "llvm.aarch64.neon.sdot.v4i32.v16i8"
 _NEON_LOOKUP: Final = "llvm.aarch64.neon.tbl1.v16i8"
@@ -91,15 +93,12 @@ class Emit:
         """Lane 0."""
         return self.b.extract_element(a, ir.Constant(I32, 0))
 
-    def padded(self, a: Value) -> Value:
-        """Eight lanes: one lane and zeros, or eight as they are."""
-        if a.type.count == LANES:
+    def padded(self, a: Value, count: int = LANES) -> Value:
+        """`count` lanes: those of `a` and zeros."""
+        own = int(a.type.count)
+        if own == count:
             return a
-        return self.shuffle(a, [0] + [1] * (LANES - 1), self.splat(a.type, 0.0))
-
-    def spread(self, values: Value, low: int, high: int) -> Value:
-        """Eight lanes: four of `values[low]`, four of `values[high]`."""
-        return self.shuffle(values, [low] * 4 + [high] * 4)
+        return self.shuffle(a, [*range(own), *[own] * (count - own)], self.splat(a.type, 0.0))
 
     def ands(self, a: Value, mask: int) -> Value:
         return self.b.and_(a, self.splat(a.type, mask))
@@ -136,8 +135,10 @@ class Emit:
         return self.call("fma", a.type, a, b, c)
 
     def total(self, a: Value) -> Value:
-        """The sum of eight lanes, always in the same order."""
-        for width in (4, 2, 1):
+        """The sum of a power of two of lanes, always in the same order."""
+        width = int(a.type.count)
+        while width > 1:
+            width //= 2
             a = self.b.fadd(self.shuffle(a, range(width)), self.shuffle(a, range(width, 2 * width)))
         return self.first(a)
 
@@ -175,28 +176,28 @@ class Emit:
         return self.fma(two, self.sigmoid(self.b.fmul(a, two)), self.splat(a.type, -1.0))
 
     def dot(self, codes: Value, x: Value) -> Value:
-        """Eight sums of four byte products; `codes` unsigned if `features.unsigned`, `x` signed."""
-        sums = self.splat(vector(I32, LANES), 0)
+        """Sums of each four byte products, of 32 or 64 bytes; `codes` unsigned if
+        `features.unsigned`, `x` signed."""
         kind = self.features.dot
         if kind == "plain":
             return self._plain_dot(codes, x)
+        count = int(codes.type.count)
+        if count > _DOT_BYTES[kind]:
+            halves = ((self._half(codes, i), self._half(x, i)) for i in (0, 1))
+            return self.join(*(self.dot(*half) for half in halves))
+        sums = self.splat(vector(I32, count // 4), 0)
         if kind == "neon":
-            four = self.shuffle(sums, range(4))
-            return self.join(
-                *(
-                    self._named(_NEON_DOT, four.type, four, *(self._half(v, i) for v in (codes, x)))
-                    for i in (0, 1)
-                )
-            )
+            return self._named(_NEON_DOT, sums.type, sums, codes, x)
         return self._asm(_DOT_ASM[kind], sums, codes, x)
 
     def _half(self, a: Value, which: int) -> Value:
-        return self.shuffle(a, range(16 * which, 16 * which + 16))
+        width = int(a.type.count) // 2
+        return self.shuffle(a, range(width * which, width * (which + 1)))
 
     def _plain_dot(self, codes: Value, x: Value) -> Value:
-        wide = vector(I32, 32)
+        wide = vector(I32, codes.type.count)
         products = self.b.mul(self.b.sext(codes, wide), self.b.sext(x, wide))
-        for count in (16, 8):
+        for count in (wide.count // 2, wide.count // 4):
             even, odd = (self.shuffle(products, range(i, 2 * count, 2)) for i in (0, 1))
             products = self.b.add(even, odd)
         return products

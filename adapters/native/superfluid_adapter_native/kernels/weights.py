@@ -44,14 +44,17 @@ class Weight:
 class Activations:
     """Rows of x, and on the int8 route their quantised form: make once, meet several weights.
 
-    x ≈ codes * scales per thirty-two elements; `fours` are the sums of each four codes.
+    x ≈ codes * scales per thirty-two elements; `fours` are the sums of each four codes,
+    `shares` those of each sixteen times their scale.
     """
 
     x: NDArray[np.float32]
     codes: NDArray[np.int8] | None = None
     scales: NDArray[np.float32] | None = None
     fours: NDArray[np.float32] | None = None
+    shares: NDArray[np.float32] | None = None
 
     def addresses(self) -> list[int]:
-        """Of codes, scales and fours."""
-        return [address(part) for part in (self.codes, self.scales, self.fours) if part is not None]
+        """Of codes, scales, fours and shares."""
+        parts = (self.codes, self.scales, self.fours, self.shares)
+        return [address(part) for part in parts if part is not None]
