@@ -1,8 +1,8 @@
 """The JSON documents that host applications read, and their schemas.
 
-`compat`, `runtimes`, `versions`, `options` and `serves`. Each carries `schema`, the number of its
-layout; `schemas/NAME-NUMBER.json` beside this file is its JSON schema. Within one number fields
-are only added.
+`compat`, `runtimes`, `versions`, `options`, `serves` and `plan`. Each carries `schema`, the number
+of its layout; `schemas/NAME-NUMBER.json` beside this file is its JSON schema. Within one number
+fields are only added.
 """
 
 from __future__ import annotations
@@ -149,12 +149,41 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = numbers.COMPAT_SCHEMA
 
 
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """An option's value, and where it comes from."""
+
+    value: Any
+    origin: str
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """`superfluid serve MODEL --plan --json`: what would serve, and how.
+
+    `options` go by their names as flags; `memory` holds bytes by part, none where the runtime
+    makes no plan; `sandbox` is the best level that this machine reaches.
+    """
+
+    model: str
+    path: str
+    runtime: str
+    install: str | None
+    version: str
+    why: str
+    state: State
+    rule: str
+    sandbox: str
+    options: dict[str, Setting]
+    memory: dict[str, int]
+    schema: int = numbers.COMPAT_SCHEMA
+
+
 DOCUMENTS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "compat": Compat,
     "runtimes": Runtimes,
     "serves": Serves,
     "versions": Versions,
     "options": Options,
+    "plan": Plan,
 }
 FOLDER: Final = Path(__file__).with_name("schemas")
 

@@ -392,7 +392,7 @@ class Huge(bytes):
 def test_a_disk_too_small_for_the_model(home: Path) -> None:
     with serving_hub({"org/huge": {"huge.gguf": Huge(b"GGUF")}}) as hub:
         ended = serve(["org/huge"], home, HF_ENDPOINT=hub.endpoint)
-        fetched(ended, " free, wanted 1.15e+06 TB", "free disk space or set SUPERFLUID_HOME")
+        fetched(ended, " free, wanted 1.05e+06 TiB", "free disk space or set SUPERFLUID_HOME")
         assert hub.state.ranges == []
 
 

@@ -662,8 +662,13 @@ def test_a_private_environment_runs_the_check_and_sees_our_packages_alone(
     assert (row["state"], row["devices"]) == ("ready", ["own python, 1 cylinders"])
     assert not (tmp_path / "elsewhere").exists()
     model = str(write_model(tmp_path / "m.fake"))
-    plan_text = engine("serve", model, "--plan", "--runtime", "engine").out
-    assert "install  2.0-cpu" in plan_text
+    assert "install  2.0-cpu" in engine("serve", model, "--plan", "--runtime", "engine").out
+    planned = engine.json("serve", model, "--plan", "--runtime", "engine", "--lanes", "2")
+    golden(planned, "plan")
+    assert (planned["runtime"], planned["install"]) == ("engine", "2.0-cpu")
+    assert (planned["path"], planned["state"]) == (model, "ready")
+    assert planned["options"]["lanes"] == {"value": 2, "origin": "flag"}
+    assert planned["options"]["engine-gear"]["origin"] == "default"
     wrong = plan.environment[0]
     engine.offer(InstallPlan(version="2.1", environment=(
         Wheel(name="msgspec", version="9.9", size=wrong.size, sha256="0" * 64),)))  # fmt: skip

@@ -3,42 +3,66 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from superfluid.catalog.catalog import Catalog
 from superfluid.catalog.standing import Choice
+from superfluid.cli.runtimes import print_json
 from superfluid.cli.terminal import say
 from superfluid.daemon import Choosing, ServeSettings
 from superfluid.models.pull import size_text
 from superfluid.supervisor import confine
+from superfluid_compat.documents import Plan, Setting
 
 
-def show_plan(settings: ServeSettings) -> None:
+def show_plan(settings: ServeSettings, *, as_json: bool) -> None:
     """Print the plan. Raises what keeps `serve` from choosing, or the plan from fitting."""
+    plan = asyncio.run(_plan(settings))
+    if as_json:
+        print_json(plan)
+    else:
+        _print(plan)
+
+
+async def _plan(settings: ServeSettings) -> Plan:
     choosing = Choosing(settings, Catalog(), say)
-    choice, memory = asyncio.run(_asked(choosing))
-    standing = choice.standing
-    version = standing.probe.version if standing.probe else ""
-    print(f"model    {settings.model_name}  {settings.model}")
-    print(f"runtime  {standing.row.id} {version} ({choice.why})")
-    print(f"install  {standing.install.name if standing.install else 'ships with its adapter'}")
-    print(f"verdict  {standing.verdict.state}: {standing.verdict.rule}")
-    print(f"sandbox  {confine.best()} is the best here")
-    for name, found in (*settings.common.items(), *_own(choice)):
-        print(f"option   {name} = {shown(found.value)}  ({found.origin})")
-    for part, size in memory.items():
-        print(f"memory   {part}: {size_text(size)}")
-    print(f"memory   total: {size_text(sum(memory.values()))}" if memory else "memory   unplanned")
-
-
-async def _asked(choosing: Choosing) -> tuple[Choice, dict[str, int]]:
     choice = await choosing.choose()
-    return choice, await choosing.memory(choice)
+    memory = await choosing.memory(choice)
+    standing = choice.standing
+    return Plan(
+        model=settings.model_name,
+        path=str(settings.model),
+        runtime=standing.row.id,
+        install=standing.install.name if standing.install else None,
+        version=standing.probe.version if standing.probe else "",
+        why=choice.why,
+        state=standing.verdict.state,
+        rule=standing.verdict.rule,
+        sandbox=confine.best(),
+        options=_options(settings, choice),
+        memory=memory,
+    )
 
 
-def _own(choice: Choice) -> list[tuple[str, Any]]:
-    prefix = choice.standing.row.id
-    return [(f"{prefix}-{name}", found) for name, found in choice.options.items()]
+def _options(settings: ServeSettings, choice: Choice) -> dict[str, Setting]:
+    own = {f"{choice.standing.row.id}-{name}": found for name, found in choice.options.items()}
+    return {
+        name: Setting(value=found.value, origin=found.origin)
+        for name, found in {**settings.common, **own}.items()
+    }
+
+
+def _print(plan: Plan) -> None:
+    print(f"model    {plan.model}  {plan.path}")
+    print(f"runtime  {plan.runtime} {plan.version} ({plan.why})")
+    print(f"install  {plan.install or 'ships with its adapter'}")
+    print(f"verdict  {plan.state}: {plan.rule}")
+    print(f"sandbox  {plan.sandbox} is the best here")
+    for name, found in plan.options.items():
+        print(f"option   {name} = {shown(found.value)}  ({found.origin})")
+    for part, size in plan.memory.items():
+        print(f"memory   {part}: {size_text(size)}")
+    total = size_text(sum(plan.memory.values()))
+    print(f"memory   total: {total}" if plan.memory else "memory   unplanned")
 
 
 def shown(value: object) -> str:

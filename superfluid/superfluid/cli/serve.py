@@ -13,7 +13,7 @@ from typer import core
 from superfluid.cli.completion import option_flags, runtime_choices
 from superfluid.cli.settled import Settled, settled
 from superfluid.config import SERVE, server_name
-from superfluid_compat.errors import ExitCode
+from superfluid_compat.errors import ExitCode, UsageError
 from superfluid_workerd.options import COMMON, Kind, Option, Resolved
 
 if TYPE_CHECKING:
@@ -85,12 +85,15 @@ def serve(
     plan: Annotated[
         bool, typer.Option("--plan", help="Print what would serve and how; start nothing.")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     **given: Any,
 ) -> None:
     """Serve a model to OpenAI clients.
 
     Options of a runtime are given as --ID-NAME VALUE, such as --native-cache-bytes 512M.
     """
+    if as_json and not plan:
+        raise UsageError("--json prints a plan, wanted --plan beside it", fix="give --plan --json")
     flags = {name.replace("_", "-"): value for name, value in given.items() if value is not None}
     told = settled(model, flags, invocation.meta[_EXTRA])
     server_name(_text(told.values["name"]))
@@ -102,7 +105,7 @@ def serve(
         if plan:
             from superfluid.cli.plan import show_plan
 
-            show_plan(settings(located, told))
+            show_plan(settings(located, told), as_json=as_json)
             return
         from superfluid.daemon import run
 

@@ -113,7 +113,7 @@ def _bar() -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     task = bar.add_task("", total=None)
 

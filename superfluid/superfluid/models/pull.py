@@ -143,10 +143,10 @@ def _verified(folder: Path, file: RemoteFile) -> StoredFile:
 
 
 def size_text(size: int) -> str:
-    """`253 MB`: decimal units, three digits."""
+    """`241 MiB`: binary units as in options, three digits."""
     value = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
+    for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 999.5:
             return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"
+        value /= 1024
+    return f"{value:.3g} TiB"

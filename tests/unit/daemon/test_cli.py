@@ -146,7 +146,7 @@ def test_the_shelf_is_listed_before_anything_is_stored(run: Run) -> None:
     code, out, _ = run("models", "list")
     assert code == 0
     assert "gemma-3-270m" in out
-    assert "253 MB" in out
+    assert "241 MiB" in out
     assert "Gemma Terms of Use" in out
     records = json.loads(run("models", "list", "--json")[1])
     assert [(record["name"], record["stored"]) for record in records] == [("gemma-3-270m", False)]

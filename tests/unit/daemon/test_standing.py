@@ -134,8 +134,8 @@ async def test_what_does_not_fit_goes_to_the_one_that_streams_and_says_so(
     assert house.said == []
     assert await served(house.chooser(budget=999), model) == "stream"
     assert house.said == [
-        "its weights take 1 kB, 999 B of memory are there: served by stream, which streams them, "
-        "in place of engine"
+        "its weights take 0.977 KiB, 999 B of memory are there: served by stream, which streams "
+        "them, in place of engine"
     ]
     assert await served(house.chooser(budget=999), model, "engine") == "engine"
     assert house.asked().count("engine facts") == 1
