@@ -175,6 +175,7 @@ class Choosing:
             environment=worker_environment,
             rights=self._rights(choice),
             install=_digest(choice),
+            remedy=row.entry.remedy,
             origins=origins(settings.common) | origins(named),
         )
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from superfluid_adapter_fake.orders import Act, Moment, Orders
+from superfluid_adapter_fake.orders import Act, Moment, Orders, write_model
 
 from superfluid.catalog.workerd import Workerd
 from superfluid.supervisor import host as host_module
@@ -378,6 +378,67 @@ async def test_a_drain_lets_streams_finish_and_takes_no_new_ones(
     assert "".join([delta.text async for delta in stream]) == "llo world. He"
     assert await served.supervisor.over() is None
     assert served.dossiers() == 0
+
+
+async def test_a_death_while_draining_is_a_pause_too(house: Open, tmp_path: Path) -> None:
+    served = house(Orders(script=SCRIPT, gate=str(tmp_path / "gate")))
+    request = GenerationRequest(
+        prompt=Text(text="ab", add_special=False), sampling=GREEDY, max_tokens=13
+    )
+    stream = await served.supervisor.generate("m", request)
+    served.supervisor.drain(60.0)
+    os.kill(served.note(), signal.SIGSEGV)
+    await reaches(served, WorkerState.BACKOFF)
+    with pytest.raises(Draining):
+        await served.text()
+    (tmp_path / "gate").touch()
+    assert "".join([delta.text async for delta in stream]) == continued(13)
+    assert await served.supervisor.over() is None
+    assert served.dossier().then == "another worker after 0.01 s; 1 streams kept"
+    assert served.host.spawned == 2
+
+
+@pytest.mark.parametrize("ends", ["bound", "client"])
+async def test_a_drain_while_no_worker_serves_ends_with_its_bound_or_its_last_client(
+    house: Open, tmp_path: Path, ends: str
+) -> None:
+    load = tmp_path / "load"
+    load.touch()
+    served = house(Orders(script=SCRIPT, gate=str(tmp_path / "gate"), load_gate=str(load)))
+    request = GenerationRequest(prompt=Text(text="ab"), sampling=GREEDY)
+    stream = await served.supervisor.generate("m", request)
+    load.unlink()
+    os.kill(served.note(), signal.SIGKILL)
+    await reaches(served, WorkerState.MAPPED)
+    served.note()
+    served.supervisor.drain(0.2 if ends == "bound" else 60.0)
+    assert served.host.state is WorkerState.MAPPED
+    if ends == "client":
+        await stream.close()
+    assert await served.supervisor.over() is None
+    if ends == "bound":
+        with pytest.raises(Draining):
+            [delta async for delta in stream]
+
+
+async def test_what_has_served_outlives_loads_that_are_refused(house: Open, tmp_path: Path) -> None:
+    """As when memory is short, or files change, while a worker is replaced."""
+    orders = Orders(script=SCRIPT, gate=str(tmp_path / "gate"))
+    served = house(orders, limits=Limits(backoff_s=0.05, failures=9))
+    (tmp_path / "gate").touch()
+    assert await served.text() == continued(13)
+    (tmp_path / "gate").unlink()
+    waiting = asyncio.create_task(served.text())
+    while not served.host.report().streams:
+        await asyncio.sleep(0.002)
+    model = write_model(tmp_path / "m.fake", Orders(load_error="does_not_fit"))
+    os.kill(served.note(), signal.SIGKILL)
+    while served.host.spawned < 4:
+        await asyncio.sleep(0.002)
+    assert "told to refuse" in served.dossier().reason
+    write_model(model, orders)
+    (tmp_path / "gate").touch()
+    assert await waiting == continued(13)
 
 
 async def test_a_drain_is_bounded(house: Open, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from superfluid.supervisor.ledger import Ledger
 from superfluid.supervisor.life import Life, Limits
 from superfluid.supervisor.process import Exit
 from superfluid.supervisor.resume import Resumption
-from superfluid.supervisor.states import LIVE, WorkerState
+from superfluid.supervisor.states import LIVE, LOADING, WorkerState
 from superfluid.supervisor.streams import LiveStream
 from superfluid.supervisor.worker import Worker
 from superfluid_compat import numbers
@@ -72,7 +72,7 @@ class ModelSpec:
     `command` builds a worker's argv from the link's descriptor, `environment` its environment
     from the scratch folder. `origins` tells each option's value and where it came from. `rights`
     is what a worker may do beside using its scratch; without it, whatever this user may.
-    `install` is the digest of the install's manifest.
+    `install` is the digest of the install's manifest, `remedy` what may mend a broken runtime.
     """
 
     name: str
@@ -83,6 +83,7 @@ class ModelSpec:
     origins: Mapping[str, Any] = field(default_factory=dict)
     rights: Rights | None = None
     install: str = ""
+    remedy: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,7 @@ class ModelHost:
 
     def drain(self, bound_s: float) -> None:
         """Take no new streams; shut down when those that run have ended, at latest after the
-        bound."""
+        bound. A death meanwhile costs them a pause, as any other."""
         self._dispatch(life.Drain(bound_s))
         self._idle()
 
@@ -290,7 +291,7 @@ class ModelHost:
     async def _serving_worker(self) -> Worker:
         try:
             async with asyncio.timeout(self._wait_s):
-                await self._until(lambda: self.state in _SETTLED)
+                await self._until(lambda: self.state in _SETTLED or self._life.leaving)
         except TimeoutError as error:
             raise Overloaded(
                 f"{self.spec.name} is not loaded after {self._wait_s:g} s of waiting "
@@ -332,7 +333,7 @@ class ModelHost:
         if self._handling:
             return
         self._handling = True
-        before = self.state
+        before, was_leaving = self.state, self._life.leaving
         try:
             while self._events:
                 for action in self._life.handle(self._events.popleft(), time.monotonic()):
@@ -346,6 +347,7 @@ class ModelHost:
                 self._fail_all(self._unavailable())
             elif self.state is WorkerState.GONE:
                 self._fail_all(Draining("the server shut down before the answer was complete"))
+        if (self.state, self._life.leaving) != (before, was_leaving):
             self._notify()
 
     def _rearm(self) -> None:
@@ -394,7 +396,7 @@ class ModelHost:
 
     def _spawn(self) -> None:
         self._born = time.monotonic()
-        self._exit = None
+        self._exit = self._refusal = None
         self._found_bytes = memory.available()
         self._killed = memory.kills()
         self.spawned += 1
@@ -410,9 +412,8 @@ class ModelHost:
             )
             self._send(frames.Hello())
         except OSError as error:
-            self._never_born(RuntimeBroken(f"no worker can be started: {error}"))
-        except RuntimeBroken as error:
-            self._never_born(error)
+            found = f"the worker of {self.spec.name} could not be started: {error}"
+            self._never_born(RuntimeBroken(found, fix=self.spec.remedy))
 
     def _rights(self, scratch: Path) -> Rights | None:
         rights = self.spec.rights
@@ -488,11 +489,15 @@ class ModelHost:
         kind = _BY_EXIT.get(self._exit.code, WorkerGaveUp) if self._exit else WorkerGaveUp
         if self._refusal is not None:
             self.error = self._refusal
-            if isinstance(self.error, RuntimeBroken):
+            if not refused:
+                self.error.dossier = dossier
+            elif isinstance(self.error, RuntimeBroken):
                 # A refusal of the model explains itself; a fault of the runtime leaves a record.
                 self.error.dossier = self._record(self._stage, reason, "no further try")
         elif refused:
-            self.error = kind(f"the worker of {self.spec.name} is gone ({reason})", dossier=dossier)
+            found = f"the worker of {self.spec.name} is gone ({reason})"
+            fix = self.spec.remedy if kind is RuntimeBroken else None
+            self.error = kind(found, fix=fix, dossier=dossier)
         else:
             failures = self._life.failures
             self.error = WorkerGaveUp(
@@ -524,6 +529,7 @@ class ModelHost:
         self._dispatch(life.Exited(how.words(), final=how.final, explained=explained))
         self._guilty = None
         self._worker = None
+        self._idle()
 
     def broken(self, reason: str) -> None:
         self._dispatch(life.Broke(reason))
@@ -571,8 +577,9 @@ class ModelHost:
             self._dispatch(life.Greeted())
 
     def _loaded(self, description: Description) -> None:
+        loading = self.state in LOADING
         self._dispatch(life.Progressed(WorkerState.SERVING))
-        if self.state is WorkerState.SERVING:
+        if loading and self.state in (WorkerState.SERVING, WorkerState.DRAINING):
             self.description = description
             self.error = None
             if description.plan:

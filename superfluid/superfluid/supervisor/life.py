@@ -101,7 +101,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """No new streams; those that run have `bound_s`."""
+    """No new streams; those that run have `bound_s`, and another worker if theirs dies."""
 
     bound_s: float
 
@@ -175,16 +175,24 @@ Action: TypeAlias = Spawn | SendLoad | SendPing | SendShutdown | End | Bury | Gi
 
 
 class Life:
-    """The machine. `deadline` is when `Elapsed` is due, None when nothing is awaited."""
+    """The machine. `leaving`: a drain was asked for, and this is the last that is wanted."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.state = S.GONE
-        self.deadline: float | None = None
         self.failures = 0
+        self.leaving = False
+        self._due: float | None = None
+        self._leave_by: float | None = None
         self._proven = False
         self._room_until = 0.0
         self._clear()
+
+    @property
+    def deadline(self) -> float | None:
+        """When `Elapsed` is due, None when nothing is awaited."""
+        known = [at for at in (self._due, self._leave_by) if at is not None]
+        return min(known, default=None)
 
     def _clear(self) -> None:
         """What belongs to one process."""
@@ -216,7 +224,7 @@ class Life:
             case Drain(bound_s):
                 return self._drain(bound_s, now)
             case Idle():
-                return self._shutdown(now) if self.state is S.DRAINING else []
+                return self._idle(now)
             case Halt():
                 return self._halt()
             case Elapsed(room):
@@ -226,12 +234,14 @@ class Life:
         self.state = follow(self.state, state)
         if state in LADDER:
             self._stage = state
-        self.deadline = None
+        self._due = None
+        if state in (S.GONE, S.GAVE_UP):
+            self._leave_by = None
 
     def _start(self, now: float) -> list[Action]:
         if self.state is not S.GONE:
             return []
-        self.failures = 0
+        self.failures, self.leaving = 0, False
         return self._spawn(now)
 
     def _spawn(self, now: float) -> list[Action]:
@@ -241,10 +251,10 @@ class Life:
         return [Spawn()]
 
     def _progress(self, now: float) -> None:
-        self._still_until = now + self._limits.still_s[self.state]
-        self.deadline = self._still_until
-        if self.state is S.SERVING:
-            self.deadline = min(self.deadline, now + self._limits.ping_s)
+        self._still_until = now + self._limits.still_s[self._stage]
+        self._due = self._still_until
+        if self._stage is S.SERVING:
+            self._due = min(self._due, now + self._limits.ping_s)
 
     def _greeted(self, now: float) -> list[Action]:
         if self.state is not S.SPAWNED:
@@ -260,6 +270,8 @@ class Life:
             return self._out_of_place(f"{what} ({goal})")
         while self.state is not goal:  # handshaken → probed → mapped → warmed → serving
             self._to(LADDER[LADDER.index(self.state) + 1])
+        if self.leaving and self.state is S.SERVING:
+            self._to(S.DRAINING)  # serving → draining
         self._progress(now)
         return []
 
@@ -271,42 +283,48 @@ class Life:
     def _moved(self, served: bool, now: float) -> list[Action]:
         if self.state in LOADING:
             return self._out_of_place("a turn")
-        if self.state is S.SERVING:
+        if self.state is S.SERVING or self._finishing:
             self._progress(now)
         if served and self.state in LIVE:
             self.failures = 0
             self._proven = True
         return []
 
+    @property
+    def _finishing(self) -> bool:
+        """Its streams have not ended and it was not asked to either."""
+        return self.state is S.DRAINING and not (self._asked or self._ending)
+
     def _end(self) -> list[Action]:
         if self._ending:
             return []
         self._ending = True
-        self.deadline = None
+        self._due = None
         return [End()]
 
     def _fail(self, reason: str) -> list[Action]:
+        if self.state in LADDER or self._finishing:
+            self._to(S.FAILED)  # every rung, draining → failed
+            self._reason = reason
+            return self._end()
         if self.state is S.DRAINING:
             self._reason = self._reason or reason
             return self._end()
-        if self.state not in LADDER:
-            return []
-        self._to(S.FAILED)  # every rung → failed
-        self._reason = reason
-        return self._end()
+        return []
 
     def _refuse(self, reason: str) -> list[Action]:
-        if self.state in LADDER:
+        # What has served refuses for a reason that may pass, such as want of memory.
+        if self.state in LADDER and not self._proven:
             self._refused = True
         return self._fail(reason)
 
     def _exited(self, exited: Exited, now: float) -> list[Action]:
-        if self.state is S.DRAINING:
+        if self.state is S.DRAINING and not self._finishing:
             return self._exited_draining(exited.reason)
         told = self._refused
-        if self.state in LADDER:
-            self._refused = exited.final and self.state in LOADING
-            self._to(S.FAILED)  # every rung → failed
+        if self.state in LADDER or self.state is S.DRAINING:
+            self._refused = exited.final and self.state in LOADING and not self._proven
+            self._to(S.FAILED)  # every rung, draining → failed
         if self.state is not S.FAILED:
             return []
         if told:
@@ -318,8 +336,8 @@ class Life:
         return [Bury(self._stage, reason, self._then(now)), *after]
 
     def _then(self, now: float) -> str:
-        if self.state is S.BACKOFF and self.deadline is not None:
-            return f"another worker after {self.deadline - now:.3g} s"
+        if self.state is S.BACKOFF and self._due is not None:
+            return f"another worker after {self._due - now:.3g} s"
         if self.state is S.GAVE_UP:
             return f"gave up after failure {self.failures} without a turn served"
         return "no other was wanted"
@@ -340,8 +358,8 @@ class Life:
             self._to(S.GAVE_UP)  # failed → gave-up
             return [GiveUp(reason, self._refused)]
         self._to(S.BACKOFF)  # failed → backoff
-        self.deadline = now + self._backoff_s()
-        self._room_until = self.deadline + self._limits.room_s
+        self._due = now + self._backoff_s()
+        self._room_until = self._due + self._limits.room_s
         return []
 
     def _backoff_s(self) -> float:
@@ -349,20 +367,32 @@ class Life:
         return min(self._limits.backoff_s * 2.0**doublings, self._limits.backoff_most_s)
 
     def _drain(self, bound_s: float, now: float) -> list[Action]:
-        if self.state is not S.SERVING:
-            return self._halt() if self.state is not S.DRAINING else []
-        self._to(S.DRAINING)  # serving → draining
-        self.deadline = now + bound_s
+        if self.leaving or self.state is S.GONE:
+            return []
+        if self.state is S.GAVE_UP:
+            return self._halt()
+        self.leaving = True
+        self._leave_by = now + bound_s
+        if self.state is S.SERVING:
+            self._to(S.DRAINING)  # serving → draining
+            self._progress(now)
         return []
+
+    def _idle(self, now: float) -> list[Action]:
+        if not self.leaving or self.state is S.GAVE_UP:
+            return []
+        return self._shutdown(now) if self.state is S.DRAINING else self._halt()
 
     def _shutdown(self, now: float) -> list[Action]:
         if self._asked or self._ending:
             return []
         self._asked = True
-        self.deadline = now + self._limits.shutdown_s
+        self._leave_by = None
+        self._due = now + self._limits.shutdown_s
         return [SendShutdown()]
 
     def _halt(self) -> list[Action]:
+        self.leaving, self._leave_by = True, None
         if self.state is S.FAILED:
             self._unwanted = True
             return []
@@ -377,15 +407,17 @@ class Life:
     def _elapsed(self, room: bool, now: float) -> list[Action]:
         if self.deadline is None or now < self.deadline:
             return []
+        if self._leave_by is not None and now >= self._leave_by:
+            return self._shutdown(now) if self.state is S.DRAINING else self._halt()
         if self.state is S.BACKOFF:
             if room or now >= self._room_until:
                 return self._spawn(now)
-            self.deadline = now + _ROOM_POLL_S
+            self._due = now + _ROOM_POLL_S
             return []
-        if self.state is S.DRAINING:
-            return self._end() if self._asked else self._shutdown(now)
+        if self._asked:
+            return self._end()
         if now >= self._still_until:
-            still = self._limits.still_s[self.state]
+            still = self._limits.still_s[self._stage]
             return self._fail(f"made no progress for {still:g} s while {self.state}")
-        self.deadline = min(self._still_until, now + self._limits.ping_s)
+        self._due = min(self._still_until, now + self._limits.ping_s)
         return [SendPing()]

@@ -21,7 +21,7 @@ from typing import Final
 
 from superfluid.supervisor.ledger import Ledger
 from superfluid.supervisor.tail import Tail
-from superfluid_compat.errors import ExitCode, RuntimeBroken
+from superfluid_compat.errors import ExitCode
 
 _LOG = logging.getLogger(__name__)
 TERM_GRACE_S: Final = 3.0
@@ -74,7 +74,7 @@ class Process:
         ledger: Ledger,
         on_exit: Callable[[Exit], None],
     ) -> None:
-        """Starts it. Raises `RuntimeBroken` when the system cannot."""
+        """Starts it. Raises `OSError` when the system cannot."""
         self._loop = asyncio.get_running_loop()
         self._ledger = ledger
         self._on_exit = on_exit
@@ -92,9 +92,9 @@ class Process:
                 env=dict(environment),
                 start_new_session=True,
             )
-        except OSError as error:
+        except BaseException:
             os.close(self._output)
-            raise RuntimeBroken(f"the worker {argv[0]} could not be started: {error}") from error
+            raise
         finally:
             os.close(output)
         self.pid: Final = self._child.pid

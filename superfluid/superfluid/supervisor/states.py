@@ -41,6 +41,7 @@ TRANSITIONS: Final[frozenset[tuple[WorkerState, WorkerState]]] = frozenset(
         *((state, _S.DRAINING) for state in LADDER),
         *((state, _S.FAILED) for state in LADDER),
         (_S.DRAINING, _S.GONE),
+        (_S.DRAINING, _S.FAILED),
         (_S.FAILED, _S.BACKOFF),
         (_S.FAILED, _S.GAVE_UP),
         (_S.FAILED, _S.GONE),

@@ -47,7 +47,7 @@ class Worker:
         listener: Listener,
         rights: Rights | None = None,
     ) -> None:
-        """Raises `RuntimeBroken` when the process cannot be started."""
+        """Raises `OSError` when the process cannot be started."""
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._frames = framing.to_daemon()

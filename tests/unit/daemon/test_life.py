@@ -230,10 +230,24 @@ def test_an_answering_turn_loop_lives_on() -> None:
     assert life.state is S.SERVING
 
 
+def test_what_has_served_may_refuse_a_load_and_be_tried_again() -> None:
+    life = at(S.SERVING)
+    fed(life, [Moved(served=True), Exited("died")])
+    for failure in range(2, LIMITS.failures):
+        fed(life, [Elapsed()], 100.0 * failure)
+        assert fed(life, [*UP[1:3], Refused("no room")], 100.0 * failure) == [SendLoad(), End()]
+        (buried,) = fed(life, [Exited("exited with code 3", final=True)], 100.0 * failure)
+        assert buried == Bury(S.PROBED, "no room; exited with code 3")
+        assert (life.state, life.failures) == (S.BACKOFF, failure)
+    fed(life, [Elapsed()], 1000.0)
+    last = fed(life, [Exited("exited with code 4", final=True)], 1000.0)[-1]
+    assert last == GiveUp("exited with code 4", refused=False)
+
+
 def test_a_drain_lets_streams_end_then_shuts_down() -> None:
     life = at(S.SERVING)
     assert fed(life, [Drain(30.0), Moved(served=True)]) == []
-    assert (life.state, life.deadline) == (S.DRAINING, 30.0)
+    assert (life.state, life.leaving) == (S.DRAINING, True)
     assert life.handle(Idle(), 5.0) == [SendShutdown()]
     assert life.handle(Idle(), 5.0) == []
     assert life.handle(Exited("exited with code 0"), 6.0) == []
@@ -242,32 +256,70 @@ def test_a_drain_lets_streams_end_then_shuts_down() -> None:
 
 def test_a_drain_is_bounded_twice() -> None:
     life = at(S.SERVING)
-    fed(life, [Drain(30.0)])
-    assert life.handle(Elapsed(), 30.0) == [SendShutdown()]
-    assert life.handle(Elapsed(), 33.0) == [End()]
-    assert life.handle(Exited("killed"), 33.1) == []
-
-
-def test_a_death_while_draining_is_buried_and_final() -> None:
-    life = at(S.SERVING)
-    assert fed(life, [Drain(30.0), Exited("killed by SIGSEGV")]) == [
-        Bury(S.SERVING, "killed by SIGSEGV")
-    ]
+    fed(life, [Drain(5.0)])
+    assert life.handle(Elapsed(), 2.0) == [SendPing()]
+    assert life.deadline == 4.0
+    assert life.handle(Moved(served=True), 4.0) == []
+    assert life.handle(Elapsed(), life.deadline) == [SendShutdown()]
+    assert life.handle(Moved(served=True), 5.0) == []
+    assert life.handle(Elapsed(), 8.0) == [End()]
+    assert life.handle(Exited("killed"), 8.1) == []
     assert life.state is S.GONE
 
 
-@pytest.mark.parametrize("event", [Drain(30.0), Halt()])
-def test_a_load_in_progress_is_not_waited_for(event: Event) -> None:
+def test_a_death_while_draining_is_a_pause_and_the_bound_stays() -> None:
+    life = at(S.SERVING)
+    fed(life, [Drain(30.0)])
+    assert life.handle(Exited("killed by SIGSEGV"), 2.0) == [Bury(S.SERVING, "killed by SIGSEGV")]
+    assert life.state is S.BACKOFF
+    assert life.handle(Elapsed(), 3.0) == [Spawn()]
+    assert fed(life, UP[1:], 4.0) == [SendLoad()]
+    assert life.state is S.DRAINING
+    assert life.handle(Drain(90.0), 5.0) == []
+    for now in range(6, 30):
+        assert life.handle(Moved(served=True), now) == []
+    assert life.handle(Elapsed(), 30.0) == [SendShutdown()]
+    assert life.handle(Exited("exited with code 0"), 31.0) == []
+    assert life.state is S.GONE
+
+
+def test_a_turn_loop_that_hangs_while_draining_is_replaced() -> None:
+    life = at(S.SERVING)
+    fed(life, [Drain(50.0)])
+    while life.state is S.DRAINING:
+        assert life.deadline is not None
+        life.handle(Elapsed(), now := life.deadline)
+    assert (now, life.state) == (10.0, S.FAILED)
+    fed(life, [Exited("killed")], now)
+    assert life.state is S.BACKOFF
+
+
+@pytest.mark.parametrize("state", [*LADDER[:-1], S.BACKOFF, S.FAILED])
+@pytest.mark.parametrize("event", [Idle(), Elapsed()])
+def test_a_drain_ends_a_worker_on_its_way_when_nobody_waits_or_its_bound_comes(
+    state: WorkerState, event: Event
+) -> None:
+    life = at(state if state in LADDER else S.SERVING)
+    if state is S.FAILED:
+        fed(life, [Broke("garbage")])
+    elif state is S.BACKOFF:
+        fed(life, [Exited("died")])
+    assert fed(life, [Drain(0.5)]) == []
+    assert life.state is state
+    ended = life.handle(event, 0.5)
+    assert ended == ([End()] if state in LADDER else [])
+    if state is not S.BACKOFF:
+        fed(life, [Exited("killed")], 0.6)
+    assert (life.state, life.deadline) == (S.GONE, None)
+
+
+def test_a_halt_waits_for_nothing() -> None:
     life = at(S.MAPPED)
-    assert fed(life, [event]) == [End()]
+    assert fed(life, [Halt()]) == [End()]
     assert fed(life, [Exited("killed by SIGTERM")]) == []
     assert life.state is S.GONE
-
-
-@pytest.mark.parametrize("event", [Drain(30.0), Halt()])
-def test_an_unwanted_failure_is_not_tried_again(event: Event) -> None:
     life = at(S.SERVING)
-    assert fed(life, [Broke("garbage"), event]) == [End()]
+    assert fed(life, [Broke("garbage"), Halt()]) == [End()]
     assert fed(life, [Exited("killed")]) == [Bury(S.SERVING, "garbage; killed")]
     assert life.state is S.GONE
 
@@ -311,12 +363,18 @@ class AnyLife(RuleBasedStateMachine):
         self.now = 0.0
         self.processes = 0
         self.ended = False
+        self.leave_by = float("inf")
 
     def give(self, event: Event) -> None:
         before = self.life.state
+        if isinstance(event, Drain) and not self.life.leaving:
+            self.leave_by = self.now + event.bound_s
         actions = self.life.handle(event, self.now)
+        if self.life.state is S.GONE:
+            self.leave_by = float("inf")
         for action in actions:
             if isinstance(action, Spawn):
+                assert self.now < self.leave_by
                 self.processes += 1
                 self.ended = False
             elif isinstance(action, End):
@@ -365,7 +423,11 @@ class AnyLife(RuleBasedStateMachine):
     def nothing_waits_for_ever(self) -> None:
         """Either a bounded timer runs, or an ended process is waited for, or all is at rest."""
         resting = self.life.state in (S.GONE, S.GAVE_UP)
-        assert (self.life.deadline is None) == (resting or self.ended)
+        if self.life.deadline is None:
+            assert resting or self.ended
+        else:
+            assert not resting
+            assert self.life.leaving or not self.ended
         if self.life.deadline is not None:
             assert self.life.deadline <= self.now + 60.0
 
