@@ -305,8 +305,9 @@ class Runtime(abc.ABC):
         """One pass over the model for all feeds; one entry for each, in order.
 
         An entry is float32 of shape (rows, vocabulary), rows as `Feed.logits` asks, or None for
-        `none`. It is the caller's: the next step does not touch it. Sequences in `feeds` are
-        distinct. On return each sequence is longer by its tokens.
+        `none`. It is the caller's until the runtime is called again, in whatever way: who keeps it
+        longer copies it. Sequences in `feeds` are distinct. On return each sequence is longer by
+        its tokens.
 
         Raises before computing, sequences unchanged: `OutOfBoundary` (empty or unknown tokens, a
         start that is not the length, past the context), `Capacity`. While computing: `Fault`, or

@@ -470,19 +470,21 @@ class Executor:
                 counters.prefill_tokens += len(feed.tokens)
 
     def _commit(self, seated: _Seated, rows: Sequence[Logits | None]) -> list[Delta]:
+        """Draw for all before any leaves: rows hold until the runtime is called again."""
         now = time.monotonic()
-        deltas = []
+        deltas, failed = list[Delta](), list[tuple[Stream, Fault]]()
         for (stream, feed), row in zip(seated, rows, strict=True):
             stream.fed += len(feed.tokens)
             stream.seated, stream.faults = self._counters.turns, 0
             if row is None or stream.over(now):
                 continue
             try:
-                delta = stream.draw(row[-1])
+                deltas.append(stream.draw(row[-1]))
             except Fault as error:
-                self._end_badly(stream, error)
-                continue
-            deltas.append(delta)
+                failed.append((stream, error))
+        for stream, error in failed:
+            self._end_badly(stream, error)
+        for stream, _ in seated:
             if stream.finish:
                 self._leave(stream)
         return deltas

@@ -54,6 +54,7 @@ class Context:
         self.ubatch = int(min(call.llama_n_ubatch(pointer), call.llama_n_batch(pointer)))
         self.sequences = int(call.llama_n_seq_max(pointer))
         self.vocabulary = int(call.llama_vocab_n_tokens(model.vocabulary))
+        self._row = ct.c_float * self.vocabulary
         self._arrays(self.ubatch)
 
     def _arrays(self, room: int) -> None:
@@ -63,7 +64,7 @@ class Context:
         self._counts = np.ones(room, np.int32)
         # A token names its sequences by an array of ids; each points at one id of these.
         self._ids = np.arange(self.sequences, dtype=np.int32)
-        self._places = self._ids.ctypes.data + 4 * np.arange(self.sequences, dtype=np.uint64)
+        self._places = [self._ids.ctypes.data + 4 * it for it in range(self.sequences)]
         self._seq = np.zeros(room, np.uint64)
         self._batch = Batch(
             0,
@@ -77,26 +78,29 @@ class Context:
 
     def decode(self, pieces: Sequence[Piece]) -> int:
         """One `llama_decode` of at most `ubatch` tokens; its return code."""
-        at = 0
+        tokens, positions, places, wanted = list[int](), list[int](), list[int](), list[int]()
         for piece in pieces:
-            end = at + len(piece.tokens)
-            self._token[at:end] = piece.tokens
-            self._pos[at:end] = range(piece.start, piece.start + end - at)
-            self._seq[at:end] = self._places[piece.sequence]
-            self._logits[at:end] = 0
-            if piece.wanted:
-                self._logits[end - piece.wanted : end] = 1
-            at = end
-        self._batch.n_tokens = at
+            count = len(piece.tokens)
+            tokens += piece.tokens
+            positions += range(piece.start, piece.start + count)
+            places += [self._places[piece.sequence]] * count
+            wanted += [0] * (count - piece.wanted) + [1] * piece.wanted
+        count = len(tokens)
+        self._token[:count] = tokens
+        self._pos[:count] = positions
+        self._seq[:count] = places
+        self._logits[:count] = wanted
+        self._batch.n_tokens = count
         return int(self._call.llama_decode(self.pointer, self._batch))
 
-    def row_into(self, index: int, row: Logits) -> bool:
-        """Copy the logits after the batch's token `index` into `row`; False when it has none."""
+    def row(self, index: int) -> Logits | None:
+        """The logits after the batch's token `index`, of shape (1, vocabulary); None when it has
+        none. llama.cpp's own memory: the next `decode` writes over it."""
         found = self._call.llama_get_logits_ith(self.pointer, index)
         if not found:
-            return False
-        ct.memmove(row.ctypes.data, found, self.vocabulary * _FLOAT_BYTES)
-        return True
+            return None
+        row = np.frombuffer(self._row.from_address(found), np.float32)
+        return row.reshape(1, self.vocabulary)
 
     def embedding(self, sequence: int, index: int, width: int) -> Logits | None:
         """The pooled vector of `sequence`, or that of token `index` where nothing is pooled."""

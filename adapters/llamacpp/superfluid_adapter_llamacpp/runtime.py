@@ -146,13 +146,13 @@ class LlamaRuntime(Runtime):
 
     def step(self, feeds: Sequence[Feed], tick: Tick) -> Sequence[Logits | None]:
         self._check(feeds)
-        results = [self._result(feed) for feed in feeds]
-        filled = [0] * len(feeds)
-        for number, pieces in enumerate(self._calls(feeds)):
+        calls = list(self._calls(feeds))
+        rows: list[list[Logits]] = [[] for _ in feeds]
+        for number, pieces in enumerate(calls, 1):
             tick()
-            self._decode(pieces, first=number == 0)
-            self._collect(pieces, results, filled)
-        return results
+            self._decode(pieces, first=number == 1)
+            self._collect(pieces, rows, last=number == len(calls))
+        return [_joined(found) for found in rows]
 
     def memory(self) -> MemoryUse:
         held = sum(self._lengths.values())
@@ -242,10 +242,6 @@ class LlamaRuntime(Runtime):
                 f"{self._context.vocabulary - 1}"
             )
 
-    def _result(self, feed: Feed) -> Logits | None:
-        rows = _wanted(feed)
-        return np.empty((rows, self._context.vocabulary), np.float32) if rows else None
-
     def _calls(self, feeds: Sequence[Feed]) -> Iterator[list[Piece]]:
         """The feeds cut into calls, in order: a micro-batch of tokens and the rows there is room
         for at the most."""
@@ -283,19 +279,17 @@ class LlamaRuntime(Runtime):
         raise Fault(f"llama_decode returned {code}: {reason}")
 
     def _collect(
-        self, pieces: Sequence[Piece], results: Sequence[Logits | None], filled: list[int]
+        self, pieces: Sequence[Piece], rows: Sequence[list[Logits]], *, last: bool
     ) -> None:
-        """Copy the rows out, before the next call writes over them."""
+        """Add each feed's rows; copies, before another call of this step writes over them."""
         end = 0
         for piece in pieces:
             end += len(piece.tokens)
-            rows = results[piece.feed]
-            if rows is None or not piece.wanted:
-                continue
             for index in range(end - piece.wanted, end):
-                if not self._context.row_into(index, rows[filled[piece.feed]]):
+                row = self._context.row(index)
+                if row is None:
                     raise Fault(f"llama.cpp gives no logits for token {index} of its batch")
-                filled[piece.feed] += 1
+                rows[piece.feed].append(row if last else row.copy())
 
     # Embeddings.
 
@@ -345,3 +339,9 @@ def _wanted(feed: Feed) -> int:
             return 1
         case "all":
             return len(feed.tokens)
+
+
+def _joined(rows: Sequence[Logits]) -> Logits | None:
+    if len(rows) < 2:
+        return rows[0] if rows else None
+    return np.concatenate(rows)

@@ -11,6 +11,7 @@ from superfluid_compat.errors import OutOfBoundary
 from superfluid_workerd.adapter import Tokenizer
 
 _PIECE_BYTES: Final = 256
+_KEPT_PIECES: Final = 8192
 _NONE: Final = -1
 
 
@@ -27,6 +28,7 @@ class LlamaTokenizer(Tokenizer):
         is_end, vocab = call.llama_vocab_is_eog, self._vocab
         ends = {token for token in range(self._size) if is_end(vocab, token)}
         self._stops = frozenset(ends | ({self._eos} if self._eos != _NONE else set()))
+        self._pieces: dict[tuple[int, bool], bytes] = {}
 
     @property
     def size(self) -> int:
@@ -57,6 +59,15 @@ class LlamaTokenizer(Tokenizer):
             room = -count
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
+        found = self._pieces.get((token, special))
+        if found is None:
+            found = self._piece(token, special)
+            if len(self._pieces) >= _KEPT_PIECES:
+                self._pieces.clear()
+            self._pieces[token, special] = found
+        return found
+
+    def _piece(self, token: int, special: bool) -> bytes:
         self._check(token)
         if not special and token in self._stops:
             return b""

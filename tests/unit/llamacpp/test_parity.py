@@ -103,7 +103,7 @@ def test_eight_streams_together_get_what_each_gets_alone(default_model: Path, sh
         for sequence, prompt in zip(sequences, prompts, strict=True):
             runtime.step([Feed(sequence, prompt, 0, "none")], ignore)
         feeds = [Feed(it, [235280], runtime.seq_length(it)) for it in sequences]
-        together = runtime.step(feeds, ignore)
+        together = [None if rows is None else rows.copy() for rows in runtime.step(feeds, ignore)]
         for sequence in sequences:
             runtime.seq_truncate(sequence, 0)
         for index, prompt in enumerate(prompts):

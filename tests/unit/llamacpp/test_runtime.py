@@ -51,7 +51,7 @@ def last(runtime: Runtime, sequence: int, tokens: list[int]) -> Logits:
     feed = Feed(sequence, tokens, runtime.seq_length(sequence))
     (rows,) = runtime.step([feed], ignore)
     assert rows is not None
-    row: Logits = rows[-1]
+    row: Logits = rows[-1].copy()
     return row
 
 
@@ -262,7 +262,7 @@ def test_ragged_feeds_cut_across_micro_batches_give_each_what_it_gets_alone(
     streams = [drawn(count, seed) for seed, count in enumerate((1, 90, 3, 61))]
     sequences = [plain.seq_create() for _ in streams]
     feeds = [Feed(it, tokens, 0) for it, tokens in zip(sequences, streams, strict=True)]
-    together = plain.step(feeds, ignore)
+    together = [None if rows is None else rows.copy() for rows in plain.step(feeds, ignore)]
     for sequence in sequences:
         plain.seq_truncate(sequence, 0)
     for sequence, tokens, rows in zip(sequences, streams, together, strict=True):

@@ -74,7 +74,7 @@ class Leaking(FakeRuntime):
 
 
 class Reusing(FakeRuntime):
-    """Gives rows of a buffer that the next step writes into."""
+    """Gives every feed's rows in one buffer."""
 
     def __init__(self, orders: Orders, sequences: int) -> None:
         super().__init__(orders, sequences)
@@ -131,7 +131,7 @@ class Believing(FakeRuntime):
 
 CAUGHT = {
     Leaking: "test_a_recycled_sequence_holds_nothing_of_its_last_stream",
-    Reusing: "test_rows_belong_to_the_caller",
+    Reusing: "test_rows_are_apart_and_the_callers_to_write_on",
     Mixing: "test_the_order_of_seats_changes_nothing",
     Trusting: "test_tokens_outside_the_vocabulary_are_refused",
     Aliasing: "test_a_copy_goes_its_own_way_or_is_unsupported",

@@ -107,8 +107,9 @@ class Opened:
     def step(
         self, feeds: Sequence[Feed], tick: Callable[[], None] = lambda: None
     ) -> Sequence[Logits | None]:
-        """One step of the runtime."""
-        return self.runtime.step(feeds, tick)
+        """One step of the runtime, its rows copied so that they may be kept."""
+        rows = self.runtime.step(feeds, tick)
+        return [None if row is None else row.copy() for row in rows]
 
     def extend(self, sequence: SequenceId, tokens: Sequence[int]) -> Logits:
         """The last row after `tokens`, of shape (vocabulary,), fed alone and in as few steps as

@@ -204,16 +204,19 @@ class RuntimeContract:
                 assert row is not None
                 _close(row[-1], opened.alone(text), case)
 
-    def test_rows_belong_to_the_caller(self, case: Case) -> None:
+    def test_rows_are_apart_and_the_callers_to_write_on(self, case: Case) -> None:
         with case.opened() as opened:
-            sequence = opened.runtime.seq_create()
-            (row,) = opened.step([opened.feed(sequence, opened.tokens(3), "all")])
-            assert row is not None
-            kept = row.copy()
-            opened.step([opened.feed(sequence, opened.tokens(3, seed=9), "all")])
-            np.testing.assert_array_equal(row, kept)
-            row[:] = 0
-            _close(opened.alone(opened.tokens(3)), kept[-1], case)
+            texts = [opened.tokens(3, seed=seed) for seed in (1, 2)]
+            feeds = [opened.feed(opened.runtime.seq_create(), text, "all") for text in texts]
+            first, second = opened.runtime.step(feeds, lambda: None)
+            assert first is not None
+            assert second is not None
+            kept = first.copy()
+            second[:] = 0
+            np.testing.assert_array_equal(first, kept)
+            for text in texts:
+                assert np.abs(opened.alone(text)).max() > 0
+            _close(opened.alone(texts[0]), kept[-1], case)
 
     # Errors that change nothing.
 

@@ -63,6 +63,9 @@ class Sampler:
         self._biased = np.fromiter(bias, dtype=np.intp, count=len(bias))
         self._bias = np.fromiter(bias.values(), dtype=np.float32, count=len(bias))
         self._filters = _filters(sampling)
+        self._greedy = sampling.temperature <= 0 or sampling.top_k == 1
+        lowers = not _penalises(sampling) and all(value <= 0 for value in bias.values())
+        self._lowered = frozenset(bias) if lowers else None
 
     def draw(self, logits: NDArray[np.float32], position: int, history: Sequence[int]) -> Drawn:
         """The token at `position` of the answer (0 is its first), from its row of logits.
@@ -75,12 +78,18 @@ class Sampler:
         if logits.shape != (self._vocabulary,):
             raise Fault(f"logits of shape {logits.shape}, wanted ({self._vocabulary},)")
         best = _best(logits)
+        if self._greedy and self._stays(best):
+            return self._scored(logits, best)
         row = self._adjusted(logits, history)
         if row is not logits:
             best = _best(row)
-        if self._sampling.temperature > 0 and self._sampling.top_k != 1:
+        if not self._greedy:
             best = self._choose(row, uniform(self._sampling.seed, position))
         return self._scored(logits, best)
+
+    def _stays(self, best: int) -> bool:
+        """Whether the largest logit is so after `_adjusted` too: others are lowered at the most."""
+        return self._lowered is not None and best not in self._lowered
 
     def _adjusted(self, logits: NDArray[np.float32], history: Sequence[int]) -> NDArray[np.float32]:
         window = self._sampling.penalty_window
