@@ -22,6 +22,7 @@ Only the standard library is imported before the rights are applied, and no thre
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import resource
 import signal
@@ -30,6 +31,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NoReturn
 
 _PR_SET_PDEATHSIG: Final = 1
+_FIRST_VICTIM: Final = 500
 _READS_STDIN: Final = frozenset({"install", "prepare", "tokenize"})
 _STDIN_BYTES: Final = 64 << 20
 
@@ -101,6 +103,12 @@ def dump_no_core(_call: argparse.Namespace) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+def go_first(_call: argparse.Namespace) -> None:
+    """Have the kernel, where it kills for want of memory, choose this process, not the daemon."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write(str(_FIRST_VICTIM))
+
+
 def confine(call: argparse.Namespace) -> None:
     """Take all rights away but those that the daemon handed over."""
     descriptor = getattr(call, "rights", None)
@@ -116,6 +124,7 @@ def confine(call: argparse.Namespace) -> None:
 RIGHTS: Final[tuple[Callable[[argparse.Namespace], None], ...]] = (
     die_with_parent,
     dump_no_core,
+    go_first,
     confine,
 )
 """What narrows the process, in order, before anything of ours or of an engine is imported."""

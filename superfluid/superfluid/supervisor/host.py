@@ -9,6 +9,7 @@ import itertools
 import logging
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections import deque
@@ -130,6 +131,7 @@ class ModelHost:
         self._born = 0.0
         self._found_bytes = 0
         self._killed: Mapping[str, int] = {}
+        self._starved = ""
         self.spawned = 0
         """How many workers there have been."""
         self._exit: Exit | None = None
@@ -468,7 +470,7 @@ class ModelHost:
             code=self._exit.code,
             uptime_s=round(time.monotonic() - self._born, 3),
             peak_rss_bytes=self._exit.peak_rss_bytes,
-            out_of_memory=memory.evidence(self._killed, memory.kills()),
+            out_of_memory=self._starved,
             install=self.spec.install,
             sandbox=self.sandbox(),
             options=dict(self.spec.origins),
@@ -523,10 +525,14 @@ class ModelHost:
 
     def exited(self, how: Exit) -> None:
         self._exit = how
+        # Whoever dies otherwise while memory runs out dies of something else.
+        killed = how.code == -signal.SIGKILL
+        self._starved = memory.evidence(self._killed, memory.kills()) if killed else ""
         self._remove_scratch()
         self._guilty = self._streams.died()
         explained = self._guilty is not None or 2 in self._tries.values()
-        self._dispatch(life.Exited(how.words(), final=how.final, explained=explained))
+        reason = f"{how.words()}, out of memory" if self._starved else how.words()
+        self._dispatch(life.Exited(reason, final=how.final, explained=explained))
         self._guilty = None
         self._worker = None
         self._idle()

@@ -30,9 +30,15 @@ def _counters() -> list[Path]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            found.append(_CGROUPS / path.lstrip("/") / "memory.events")
+            places = [(mount, "memory.events") for mount in (_CGROUPS, _CGROUPS / "unified")]
         elif "memory" in controllers.split(","):
-            found.append(_CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control")
+            places = [(_CGROUPS / "memory", "memory.oom_control")]
+        else:
+            continue
+        for mount, name in places:
+            own = mount / path.lstrip("/") / name
+            # A container may see its own group as the mount and the host's path all the same.
+            found.append(own if own.exists() else mount / name)
     return found
 
 

@@ -95,15 +95,18 @@ def test_evidence_of_a_kill_for_memory(
     assert memory.evidence(before, after) == words
 
 
-@pytest.mark.parametrize("layout", ["v1", "v2"])
+@pytest.mark.parametrize("layout", ["v1", "v2", "hybrid", "container of v1", "container of v2"])
 def test_kills_are_read_where_this_cgroup_counts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
     own, place = {
         "v1": ("9:name=systemd:/\n4:memory:/a/b\n0::/\n", "memory/a/b/memory.oom_control"),
         "v2": ("0::/a/b\n", "a/b/memory.events"),
+        "hybrid": ("1:cpu:/\n0::/a/b\n", "unified/a/b/memory.events"),
+        "container of v1": ("4:memory:/a/b\n", "memory/memory.oom_control"),
+        "container of v2": ("0::/a/b\n", "memory.events"),
     }[layout]
-    (tmp_path / place).parent.mkdir(parents=True)
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / place).write_text("low 0\noom 5\noom_kill 2\n")
     (tmp_path / "own").write_text(own)
     (tmp_path / "vmstat").write_text("nr_free_pages 1\noom_kill 7\n")

@@ -16,7 +16,6 @@ STRICT_ABI: Final = 6
 """The first Landlock that keeps signals and abstract sockets in."""
 
 _FILES: Final = 4096
-_FIRST_VICTIM: Final = 500
 _CLONE_NEWIPC: Final = 0x08000000
 _CLONE_NEWUSER: Final = 0x10000000
 _CLONE_NEWNET: Final = 0x40000000
@@ -111,8 +110,6 @@ def _limit(rights: Rights) -> None:
             _, hard = resource.getrlimit(which)
             bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
             resource.setrlimit(which, (bound, bound))
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write(str(_FIRST_VICTIM))
 
 
 def _call(function: str, *arguments: int) -> None:

@@ -15,16 +15,16 @@ from superfluid_compat.errors import ModelDamaged
 
 MAGIC: Final = b"SFFAKE1\n"
 Act = Literal[
-    "signal", "exit", "hang", "fault", "fatal", "raise", "garbage", "half-frame", "escape"
+    "signal", "exit", "hang", "fault", "fatal", "raise", "garbage", "half-frame", "escape", "hoard"
 ]
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An act when the runtime has been fed `tokens` tokens in all.
 
-    `escape` tries everything in `hostile` on `targets`. `signal` and `exit` say how to die for acts
-    of that name. With `once`, a path, it happens only while that file does not exist, and makes it
-    first.
+    `escape` tries everything in `hostile` on `targets`; `hoard` takes memory without end. `signal`
+    and `exit` say how to die for acts of that name. With `once`, a path, it happens only while
+    that file does not exist, and makes it first.
     """
 
     act: Act
@@ -67,6 +67,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     export: bool = True
     truncate: Literal["any", "zero"] = "any"
     generates: bool = True
+    """Whether it gives text."""
     width: int = 8
     """Floats of an embedding, 0 for a model that gives none."""
     script: str = ""

@@ -136,9 +136,12 @@ class FakeRuntime(Runtime):
         return len(self._sequences)
 
     def seq_create(self) -> SequenceId:
+        self._require_text()
+        return self._add([_ROOT])
+
+    def _require_text(self) -> None:
         if not self._orders.generates:
             raise Unsupported("this model gives embeddings and no text")
-        return self._add([_ROOT])
 
     def _add(self, states: list[bytes]) -> SequenceId:
         if len(self._sequences) >= self._limit:
@@ -154,6 +157,7 @@ class FakeRuntime(Runtime):
             raise Capacity(f"{held} tokens are held and {more} more were wanted")
 
     def _states(self, sequence: SequenceId) -> list[bytes]:
+        self._require_text()
         if sequence not in self._sequences:
             raise UnknownSequence(f"no sequence {sequence}")
         return self._sequences[sequence]
@@ -308,6 +312,10 @@ def _perform(moment: Moment) -> None:
             from superfluid_adapter_fake.hostile import attempt
 
             attempt(moment.targets)
+        case "hoard":
+            hoard = []
+            while True:
+                hoard.append(b"\1" * (1 << 24))
         case "half-frame":
             os.write(_link(), (100).to_bytes(4, "big") + b"half")
             os._exit(1)
