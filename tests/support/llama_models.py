@@ -86,8 +86,11 @@ def write_hybrid(path: Path) -> Path:
     return _write(path, "lfm2", keys, shapes, tiny_vocabularies.spm())
 
 
-def write_encoder(path: Path, *, width: int = WIDTH, layers: int = LAYERS) -> Path:
-    """A BERT that pools by the mean."""
+def write_encoder(
+    path: Path, *, width: int = WIDTH, layers: int = LAYERS, pooling: int | None = 1
+) -> Path:
+    """A BERT that pools by the number `pooling` of llama.cpp's kinds, by the mean if not told
+    otherwise; None states nothing."""
     hidden = 2 * width
     vocabulary = _word_pieces()
     block: Shapes = {
@@ -107,7 +110,7 @@ def write_encoder(path: Path, *, width: int = WIDTH, layers: int = LAYERS) -> Pa
         "attention.head_count": width // 16,
         "attention.layer_norm_epsilon": 1e-12,
         "attention.causal": False,
-        "pooling_type": 1,
+        **({} if pooling is None else {"pooling_type": pooling}),
     }
     shapes = {
         "token_types.weight": (2, width),

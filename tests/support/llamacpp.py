@@ -55,9 +55,12 @@ CONTEXT_N_UBATCH: Final = 8
 CONTEXT_N_OUTPUTS_MAX: Final = 20
 CONTEXT_N_THREADS: Final = 28
 CONTEXT_N_THREADS_BATCH: Final = 32
+CONTEXT_POOLING: Final = 44
 CONTEXT_FLASH_ATTENTION: Final = 52
 CONTEXT_TYPE_K: Final = 104
 CONTEXT_TYPE_V: Final = 108
+CONTEXT_EMBEDDINGS: Final = 128
+POOLING_NONE: Final = 0
 GGML_TYPE_F32: Final = 0
 
 _SYMBOLS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
@@ -74,6 +77,8 @@ _SYMBOLS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "llama_memory_clear": (None, (ct.c_void_p, ct.c_bool)),
     "llama_decode": (ct.c_int32, (ct.c_void_p, Batch)),
     "llama_get_logits_ith": (ct.POINTER(ct.c_float), (ct.c_void_p, ct.c_int32)),
+    "llama_model_n_embd": (ct.c_int32, (ct.c_void_p,)),
+    "llama_get_embeddings_ith": (ct.POINTER(ct.c_float), (ct.c_void_p, ct.c_int32)),
     "llama_batch_init": (Batch, (ct.c_int32, ct.c_int32, ct.c_int32)),
     "llama_batch_free": (None, (Batch,)),
     "llama_vocab_n_tokens": (ct.c_int32, (ct.c_void_p,)),
@@ -135,7 +140,7 @@ class LlamaCpp:
 
     `context` and `threads` matter only without `vocab_only`. The KV cache is F32, so that the
     oracle rounds as little as it can. `repack` lets it copy weights into an arrangement of its own;
-    without it they are read from the mapped file.
+    without it they are read from the mapped file. `embeds` opens it for `hidden` alone.
     """
 
     def __init__(
@@ -146,6 +151,7 @@ class LlamaCpp:
         context: int = 512,
         threads: int = 2,
         repack: bool = True,
+        embeds: bool = False,
     ) -> None:
         self._lib = library()
         params = self._lib.llama_model_default_params()
@@ -159,10 +165,13 @@ class LlamaCpp:
         self._vocab = self._lib.llama_model_get_vocab(self._model)
         self.context_size = context
         if not vocab_only:
-            self._open_context(context, threads)
+            self._open_context(context, threads, embeds)
 
-    def _open_context(self, context: int, threads: int) -> None:
+    def _open_context(self, context: int, threads: int, embeds: bool) -> None:
         params = self._lib.llama_context_default_params()
+        if embeds:
+            _patch(params, ct.c_int32, CONTEXT_POOLING, POOLING_NONE)
+            _patch(params, ct.c_bool, CONTEXT_EMBEDDINGS, True)
         for offset, value in (
             (CONTEXT_N_CTX, context),
             (CONTEXT_N_BATCH, context),
@@ -266,6 +275,14 @@ class LlamaCpp:
             found[index] = self._row(index)
         return found
 
+    def hidden(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """What the model makes of each token before anything is pooled, shape (tokens, width)."""
+        self._clear()
+        self._decode(tokens, 0, every=True)
+        width = int(self._lib.llama_model_n_embd(self._model))
+        rows = [self._lib.llama_get_embeddings_ith(self._context, it) for it in range(len(tokens))]
+        return np.stack([np.ctypeslib.as_array(row, shape=(width,)).copy() for row in rows])
+
     def generate_greedy(self, tokens: Sequence[int], count: int) -> list[int]:
         """The next `count` ids after `tokens`, each the most likely; stop ids do not stop it."""
         found: list[int] = []
@@ -287,7 +304,8 @@ class LlamaCpp:
     def _clear(self) -> None:
         if self._context is None:
             raise ValueError("open the model with vocab_only=False")
-        self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)
+        if memory := self._lib.llama_get_memory(self._context):
+            self._lib.llama_memory_clear(memory, True)
 
     def _decode(self, tokens: Sequence[int], start: int, *, every: bool) -> None:
         batch = self._lib.llama_batch_init(len(tokens), 0, 1)

@@ -102,11 +102,9 @@ class Context:
         row = np.frombuffer(self._row.from_address(found), np.float32)
         return row.reshape(1, self.vocabulary)
 
-    def embedding(self, sequence: int, index: int, width: int) -> Logits | None:
-        """The pooled vector of `sequence`, or that of token `index` where nothing is pooled."""
-        found = self._call.llama_get_embeddings_seq(self.pointer, sequence) or (
-            self._call.llama_get_embeddings_ith(self.pointer, index)
-        )
+    def embedding(self, sequence: int, width: int) -> Logits | None:
+        """The pooled vector of `sequence`, a copy."""
+        found = self._call.llama_get_embeddings_seq(self.pointer, sequence)
         if not found:
             return None
         vector = np.empty(width, np.float32)

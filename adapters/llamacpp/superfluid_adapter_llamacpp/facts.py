@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from superfluid_adapter_llamacpp.gguf import Header, tensor_types
+from superfluid_compat.errors import ModelDamaged, UnsupportedArchitecture
 from superfluid_workerd.adapter import Facts
 
 TEMPLATE_KEY: Final = "tokenizer.chat_template"
-_POOLING_NONE: Final = 0
+POOLINGS: Final = ("none", "mean", "cls", "last", "rank")
+"""`llama_pooling_type` by number."""
+
+_STATED: Final = "pooling_type"
 _EMBEDDERS: Final = frozenset({
     "bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3",
     "modern-bert", "eurobert", "gemma-embedding",
@@ -40,5 +44,24 @@ def vocabulary(header: Header) -> int:
 
 def embeds(header: Header) -> bool:
     """Whether the model was made for embeddings: it pools, or it is an encoder."""
-    pooling = header.number("pooling_type", _POOLING_NONE)
-    return header.architecture in _EMBEDDERS or pooling != _POOLING_NONE
+    return header.architecture in _EMBEDDERS or header.number(_STATED) != POOLINGS.index("none")
+
+
+def turns_positions(header: Header) -> bool:
+    """Whether positions are rotations, which go on past the trained ones, and no learned table."""
+    return all(tensor.name != "position_embd.weight" for tensor in header.tensors)
+
+
+def pooling(header: Header) -> str:
+    """How an embedding model makes one vector of a text's: as it states, or where it states
+    nothing by the mean, as is usual.
+
+    Raises `UnsupportedArchitecture` for a model that ranks, `ModelDamaged`."""
+    stated = header.number(_STATED)
+    if stated >= len(POOLINGS):
+        raise ModelDamaged(f"{header.path}: {_STATED} is {stated}, wanted 0 to {len(POOLINGS) - 1}")
+    if POOLINGS[stated] == "rank":
+        raise UnsupportedArchitecture(
+            f"{header.path} ranks texts, a model for text or for embeddings was wanted"
+        )
+    return POOLINGS[stated or POOLINGS.index("mean")]

@@ -11,7 +11,8 @@ from typing import Final
 
 from superfluid_adapter_llamacpp.context import Context
 from superfluid_adapter_llamacpp.contracts import Contract, contracts
-from superfluid_adapter_llamacpp.facts import TEMPLATE_KEY, facts_of
+from superfluid_adapter_llamacpp.embedding import LlamaEmbedder
+from superfluid_adapter_llamacpp.facts import POOLINGS, TEMPLATE_KEY, embeds, facts_of, pooling
 from superfluid_adapter_llamacpp.gguf import Header, read_header
 from superfluid_adapter_llamacpp.library import Library, NotLoadable
 from superfluid_adapter_llamacpp.library import load as load_library
@@ -24,7 +25,7 @@ from superfluid_adapter_llamacpp.state import state_key
 from superfluid_adapter_llamacpp.tokenizer import LlamaTokenizer
 from superfluid_adapter_llamacpp.where import named_library, require
 from superfluid_compat.errors import DoesNotFit, RuntimeBroken, UnsupportedArchitecture
-from superfluid_workerd.adapter import LoadedModel, LoadRecord, OpenRequest, Options
+from superfluid_workerd.adapter import LoadedModel, LoadRecord, OpenRequest, Options, Runtime
 
 _GPU: Final = "gpu"
 
@@ -61,6 +62,8 @@ def load(request: OpenRequest, installed: Path | None) -> LoadedModel:
     """Load as `Adapter.open` says. The plan is made before any weight is read."""
     header = read_header(request.model)
     settings = Settings.of(request.options)
+    if embeds(header):  # what ranks is refused before anything is planned
+        pooling(header)
     plan = make_plan(header, settings, request)
     opened = open_library(request.options, installed, request.shared)
     check_devices(settings, opened.gpus)
@@ -115,7 +118,7 @@ class _Assembly:
         self._check_got(context, plan)
         template = self.header.metadata.get(TEMPLATE_KEY)
         return LoadedModel(
-            runtime=LlamaRuntime(self._loaded(model, context, plan, shape)),
+            runtime=self._runtime(self._loaded(model, context, plan, shape)),
             tokenizer=LlamaTokenizer(model),
             facts=facts_of(self.header),
             record=self._record(context, plan, threads),
@@ -145,8 +148,9 @@ class _Assembly:
             "n_seq_max": plan.sequences,
             "n_outputs_max": plan.outputs,
             "kv_unified": 1,
-            "embeddings": int(Shape.of(self.header).embeds),
         }
+        if plan.embeds:
+            members |= {"embeddings": 1, "pooling_type": POOLINGS.index(pooling(self.header))}
         known = self.opened.contract.context.fields
         return {name: value for name, value in members.items() if name in known}
 
@@ -184,9 +188,12 @@ class _Assembly:
             devices=self.opened.finding.devices,
         )
 
+    def _runtime(self, loaded: Loaded) -> Runtime:
+        if loaded.plan.embeds:
+            return LlamaEmbedder(loaded, pooling(self.header))
+        return LlamaRuntime(loaded)
+
     def _kind(self, shape: Shape) -> Kind:
-        if shape.embeds:
-            return "embedding"
         if shape.recurrent:
             return "recurrent"
         return "window" if shape.window and not self.settings.flag("swa-full") else "plain"
@@ -206,6 +213,8 @@ class _Assembly:
             "devices": [device.name for device in finding.devices],
             "n-gpu-layers": self._placed(),
         }
+        if plan.embeds:
+            own["pooling"] = pooling(self.header)
         return self.request.record(
             context=plan.context, threads=threads["n_threads"], memory_budget=plan.total, own=own
         )

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import psutil
 
-from superfluid_adapter_llamacpp.facts import embeds, vocabulary
+from superfluid_adapter_llamacpp.facts import embeds, turns_positions, vocabulary
 from superfluid_adapter_llamacpp.gguf import Header
 from superfluid_adapter_llamacpp.settings import CACHE_TYPES, Settings, check_head
 from superfluid_compat.errors import DoesNotFit, ModelDamaged
@@ -66,6 +66,7 @@ class Plan:
     outputs: int
     batch: int
     ubatch: int
+    embeds: bool = False
 
     @property
     def total(self) -> int:
@@ -81,7 +82,7 @@ def make_plan(
     Raises `DoesNotFit`, `BadOptionValue`."""
     trained = header.number("context_length")
     asked = request.context
-    if asked > trained > 0 and not settings.stretches:
+    if asked > trained > 0 and not (settings.stretches and turns_positions(header)):
         raise DoesNotFit(
             f"a context of {asked} tokens was asked for, the model was trained for {trained}",
             fix=f"give --context {trained} or less, or stretch it with --llamacpp-rope-scaling",
@@ -134,10 +135,11 @@ class _Planner:
     def plan(self, context: int) -> Plan:
         lanes = self.request.lanes
         sequences = max(lanes, min(MOST_SEQUENCES, 2 * lanes + 2))
-        cells = _padded(lanes * context + min(context, SPARE_CELLS))
         batch, ubatch = self._batches(context, sequences)
+        cells = _padded(batch if self.shape.embeds else lanes * context + min(context, SPARE_CELLS))
         size = max(1, vocabulary(self.header))
-        outputs = max(sequences, min(ubatch, OUTPUT_BYTES // (4 * size)))
+        rows = min(ubatch, OUTPUT_BYTES // (4 * size))
+        outputs = batch if self.shape.embeds else max(sequences, rows)
         parts = {
             "interpreter": psutil.Process().memory_info().rss,
             "tokenizer": size * _TOKEN_BYTES,
@@ -145,9 +147,9 @@ class _Planner:
             "kv": self._kv_bytes(cells, sequences, ubatch),
             "transient": self._compute_bytes(cells, ubatch) + outputs * 4 * size + _SCRATCH_BYTES,
         }
-        if self.shape.embeds:
-            outputs = batch
-        return Plan(parts, context, cells, sequences, outputs, batch, ubatch)
+        return Plan(
+            parts, context, cells, sequences, outputs, batch, ubatch, embeds=self.shape.embeds
+        )
 
     def _batches(self, context: int, sequences: int) -> tuple[int, int]:
         """Tokens of a step and of a micro-batch. An encoder takes a whole text at once, and

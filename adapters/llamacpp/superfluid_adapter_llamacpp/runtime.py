@@ -36,7 +36,7 @@ from superfluid_workerd.adapter import (
 if TYPE_CHECKING:
     from superfluid_workerd.adapter import Logits
 
-Kind: TypeAlias = Literal["plain", "window", "recurrent", "embedding"]
+Kind: TypeAlias = Literal["plain", "window", "recurrent"]
 """What a sequence can go back to: any length; as far as its window is held; nothing but 0."""
 
 _NO_ROOM: Final = 1
@@ -70,8 +70,8 @@ class LlamaRuntime(Runtime):
             vocabulary=self._context.vocabulary,
             step_tokens=plan.batch,
             truncate="any" if loaded.kind == "plain" else "zero",
-            copy=loaded.kind != "embedding",
-            export=loaded.kind != "embedding",
+            copy=True,
+            export=True,
             tokens=self._context.cells,
             devices=loaded.devices,
         )
@@ -109,8 +109,6 @@ class LlamaRuntime(Runtime):
 
     def seq_copy(self, sequence: SequenceId, length: int) -> SequenceId:
         self._check_length(sequence, length)
-        if not self._description.copy:
-            raise Unsupported("an embedding model keeps no sequences")
         if 0 < length < self._lengths[sequence]:
             self._check_back(sequence, length)
         self._check_cells(length)
@@ -127,8 +125,6 @@ class LlamaRuntime(Runtime):
 
     def seq_export(self, sequence: SequenceId) -> bytes:
         length = self.seq_length(sequence)
-        if not self._description.export:
-            raise Unsupported("an embedding model keeps no sequences")
         return seal(self._loaded.key, length, self._context.export(sequence) if length else b"")
 
     def seq_import(self, payload: bytes) -> SequenceId:
@@ -158,20 +154,6 @@ class LlamaRuntime(Runtime):
         held = sum(self._lengths.values())
         return MemoryUse(weights=self._loaded.weights, sequences=held * self._loaded.cell_bytes)
 
-    def embed(self, tokens: Sequence[Sequence[int]], tick: Tick) -> Logits:
-        if self._loaded.kind != "embedding":
-            raise Unsupported("this model was not made for embeddings")
-        for row in tokens:
-            self._check_tokens(row, self._description.context)
-        call = self._loaded.model.library.call
-        wide = getattr(call, "llama_model_n_embd_out", call.llama_model_n_embd)
-        width = int(wide(self._loaded.model.pointer))
-        result = np.empty((len(tokens), width), np.float32)
-        for group in self._groups(tokens):
-            tick()
-            self._embed(group, tokens, result)
-        return result
-
     def close(self) -> None:
         self._lengths.clear()
         self._context.close()
@@ -179,8 +161,7 @@ class LlamaRuntime(Runtime):
     # Sequences.
 
     def _clear(self, sequence: SequenceId) -> None:
-        if self._context.memory:
-            self._context.remove(sequence, 0)
+        self._context.remove(sequence, 0)
         self._lengths[sequence] = 0
 
     def _put(self, sequence: SequenceId, state: bytes | bytearray, length: int) -> None:
@@ -215,8 +196,6 @@ class LlamaRuntime(Runtime):
     # Steps.
 
     def _check(self, feeds: Sequence[Feed]) -> None:
-        if self._loaded.kind == "embedding":
-            raise Unsupported("this model gives embeddings and no text")
         lengths = [self.seq_length(feed.sequence) for feed in feeds]
         if len({feed.sequence for feed in feeds}) != len(feeds):
             raise OutOfBoundary("a sequence is fed twice in one step")
@@ -290,45 +269,6 @@ class LlamaRuntime(Runtime):
                 if row is None:
                     raise Fault(f"llama.cpp gives no logits for token {index} of its batch")
                 rows[piece.feed].append(row if last else row.copy())
-
-    # Embeddings.
-
-    def _groups(self, tokens: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        """Rows that go through together: a micro-batch of tokens and the sequences there are."""
-        group: list[int] = []
-        room = self._context.ubatch
-        for index, row in enumerate(tokens):
-            if group and (len(row) > room or len(group) == self._context.sequences):
-                yield group
-                group, room = [], self._context.ubatch
-            group.append(index)
-            room -= len(row)
-        if group:
-            yield group
-
-    def _embed(self, group: Sequence[int], tokens: Sequence[Sequence[int]], into: Logits) -> None:
-        pieces = [
-            Piece(index, sequence, tokens[index], 0, len(tokens[index]))
-            for sequence, index in enumerate(group)
-        ]
-        for sequence in range(len(group)):
-            self._forget(sequence)
-        code = self._context.decode(pieces)
-        if code:
-            reason = self._loaded.model.library.log.reason("it gives no reason")
-            raise Fault(f"llama_decode returned {code}: {reason}")
-        end = 0
-        for piece in pieces:
-            end += len(piece.tokens)
-            vector = self._context.embedding(piece.sequence, end - 1, into.shape[1])
-            if vector is None:
-                raise Fault("llama.cpp gives no embedding for this text")
-            into[piece.feed] = vector
-            self._forget(piece.sequence)
-
-    def _forget(self, sequence: int) -> None:
-        if self._context.memory:
-            self._context.remove(sequence, 0)
 
 
 def _wanted(feed: Feed) -> int:

@@ -13,7 +13,11 @@ from support.llama_libraries import BUILD, INSTALLED
 
 HERE = Path(__file__).parent
 ALL = [str(HERE / f"test_{name}.py") for name in ("conformance", "runtime", "parity")]
-SOME = [str(HERE / "test_conformance.py"), "-k", "TestRuntime and (plain or window)"]
+SOME = [
+    str(HERE / "test_conformance.py"),
+    "-k",
+    "(TestRuntime and (plain or window)) or TestEmbedding",
+]
 
 
 @pytest.mark.model

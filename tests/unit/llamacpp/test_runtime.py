@@ -27,7 +27,7 @@ from superfluid_compat.errors import (
 )
 from superfluid_workerd.adapter import Feed, Runtime
 from support.gguf_writer import tensor, write_gguf
-from support.llama_models import write_encoder, write_hybrid, write_recurrent
+from support.llama_models import write_hybrid, write_recurrent
 from support.llama_runtime import opened
 from support.tiny_models import TinyModel, model_metadata, model_tensors, write_model
 
@@ -418,33 +418,3 @@ def test_a_missing_tensor_is_the_librarys_own_reason(
     path = write_gguf(tmp_path / "m.gguf", model_metadata(spec), tensors)
     with pytest.raises(ModelError, match=missing), opened(path, shared):
         pass
-
-
-# Embeddings.
-
-
-def test_an_encoder_embeds_each_text_as_alone_and_gives_no_text(
-    tmp_path: Path, shared: Path
-) -> None:
-    model = write_encoder(tmp_path / "m.gguf")
-    with opened(model, shared, context=128, lanes=2) as loaded:
-        runtime, tokenizer = loaded.runtime, loaded.tokenizer
-        texts = ["hello the river", "run", "a stone in the sea", "hello the river"] * 3
-        rows = [tokenizer.encode(text) for text in texts]
-        vectors = runtime.embed(rows, ignore)
-        assert vectors.shape == (12, 64)
-        assert vectors.dtype == np.float32
-        for row, vector in zip(rows, vectors, strict=True):
-            close(runtime.embed([row], ignore)[0], vector)
-        close(vectors[0], vectors[3])
-        assert np.abs(vectors[0] - vectors[1]).max() > 0.1
-        for wrong in (list[int](), [-1], [1] * 129):
-            with pytest.raises(OutOfBoundary):
-                runtime.embed([wrong], ignore)
-        with pytest.raises(Unsupported):
-            runtime.step([Feed(runtime.seq_create(), [1], 0)], ignore)
-
-
-def test_a_model_for_text_does_not_embed(plain: LlamaRuntime) -> None:
-    with pytest.raises(Unsupported):
-        plain.embed([[1]], ignore)

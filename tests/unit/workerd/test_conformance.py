@@ -28,6 +28,7 @@ from superfluid_workerd.adapter import (
 from superfluid_workerd.conformance import (
     AdapterContract,
     Case,
+    EmbeddingContract,
     RuntimeContract,
     TokenizerContract,
 )
@@ -61,6 +62,22 @@ class TestRuntime(RuntimeContract):
 
 class TestTokenizer(TokenizerContract):
     pass
+
+
+class TestEmbedding(EmbeddingContract):
+    @pytest.fixture(params=[True, False], ids=["beside-text", "alone"])
+    def case(self, request: pytest.FixtureRequest, tmp_path: Path) -> Case:
+        model = write_model(tmp_path / "m.fake", Orders(generates=request.param, context=48))
+        return Case(adapter=FakeAdapter(), model=model, folder=tmp_path, lanes=4)
+
+
+class TestEmbeddingAdapter(AdapterContract):
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> Case:
+        model = write_model(tmp_path / "m.fake", Orders(generates=False))
+        folder = tmp_path / "shared"
+        folder.mkdir()
+        return Case(adapter=FakeAdapter(), model=model, folder=folder)
 
 
 class Leaking(FakeRuntime):
@@ -152,6 +169,67 @@ def test_a_runtime_that_breaks_the_contract_is_caught(
     case = Case(adapter=Adapter(), model=model, folder=tmp_path, lanes=4)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         getattr(RuntimeContract(), CAUGHT[broken])(case)
+
+
+class Drifting(FakeRuntime):
+    """Embeds a row by its place."""
+
+    def embed(self, tokens: Sequence[Sequence[int]], tick: Tick) -> Logits:
+        return super().embed([[at % 200, *row] for at, row in enumerate(tokens)], tick)
+
+
+class Unscaled(FakeRuntime):
+    """Vectors of any length."""
+
+    def embed(self, tokens: Sequence[Sequence[int]], tick: Tick) -> Logits:
+        return super().embed(tokens, tick) * np.float32(3)
+
+
+class Cutting(FakeRuntime):
+    """Embeds the beginning of what is too long."""
+
+    def embed(self, tokens: Sequence[Sequence[int]], tick: Tick) -> Logits:
+        return super().embed([row[: self._orders.context] for row in tokens], tick)
+
+
+class Lending(FakeRuntime):
+    """Gives vectors of a buffer that the next call writes into."""
+
+    def embed(self, tokens: Sequence[Sequence[int]], tick: Tick) -> Logits:
+        vectors = super().embed(tokens, tick)
+        self.buffer = getattr(self, "buffer", np.zeros((999, vectors.shape[1]), np.float32))
+        self.buffer[: len(vectors)] = vectors
+        lent: Logits = self.buffer[: len(vectors)]
+        return lent
+
+
+class Still(FakeRuntime):
+    """Never ticks while it embeds."""
+
+    def embed(self, tokens: Sequence[Sequence[int]], tick: Tick) -> Logits:
+        return super().embed(tokens, lambda: None)
+
+
+CAUGHT_EMBEDDING = {
+    Drifting: "test_a_row_gets_what_it_gets_alone_whatever_goes_with_it",
+    Unscaled: "test_each_row_gets_a_vector_of_length_1",
+    Cutting: "test_the_longest_input_is_taken_and_a_longer_one_refused",
+    Lending: "test_vectors_belong_to_the_caller",
+    Still: "test_it_ticks_and_can_be_abandoned",
+}
+
+
+@pytest.mark.parametrize("broken", CAUGHT_EMBEDDING, ids=lambda it: it.__name__)
+def test_a_runtime_that_embeds_wrongly_is_caught(broken: type[FakeRuntime], tmp_path: Path) -> None:
+    class Adapter(FakeAdapter):
+        def open(self, request: OpenRequest) -> LoadedModel:
+            return replace(super().open(request), runtime=broken(Orders(), request.lanes))
+
+    case = Case(adapter=Adapter(), model=write_model(tmp_path / "m.fake"), folder=tmp_path)
+    test = CAUGHT_EMBEDDING[broken]
+    arguments = (7,) if broken is Drifting else ()
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        getattr(EmbeddingContract(), test)(case, *arguments)
 
 
 class Lying(FakeAdapter):

@@ -103,7 +103,7 @@ class AdapterContract:
         got = loaded.runtime.describe()
         loaded.runtime.close()
         assert got.context >= request.context
-        assert got.sequences >= request.lanes
+        assert got.sequences >= request.lanes or not got.generates
 
     def test_preparing_twice_is_quick_and_changes_nothing(self, case: Case, tmp_path: Path) -> None:
         facts = case.adapter.facts(case.model)

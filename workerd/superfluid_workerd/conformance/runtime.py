@@ -53,6 +53,15 @@ class RuntimeContract:
         assert {"context", "lanes"} <= set(loaded.record.asked) & set(loaded.record.got)
         loaded.runtime.close()
 
+    def test_what_does_not_embed_says_so(self, case: Case) -> None:
+        with case.opened() as opened:
+            assert opened.describe.generates, "this suite is for models that give text"
+            if opened.describe.embedding is None:
+                with pytest.raises(Unsupported):
+                    opened.runtime.embed([[0]], lambda: None)
+            else:
+                assert opened.runtime.embed([[0]], lambda: None).shape[0] == 1
+
     # Sequences.
 
     def test_as_many_sequences_as_lanes_begin_empty(self, case: Case) -> None:
