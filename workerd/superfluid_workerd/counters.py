@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 from superfluid_workerd.link.frames import TurnStats
@@ -52,10 +53,11 @@ class Counters:
 
     def stats(self, **gauges: int) -> TurnStats:
         """The counters, with what else `TurnStats` has of now."""
-        counted = {name: getattr(self, name) for name in _COUNTED}
+        counted = dict(zip(_COUNTED, _values(self), strict=True))
         return TurnStats(window_turns=len(self.window), **counted, **gauges)
 
 
 _COUNTED: Final = tuple(
     name for name in TurnStats.__struct_fields__ if name in Counters.__dataclass_fields__
 )
+_values: Final = attrgetter(*_COUNTED)

@@ -93,6 +93,7 @@ class Executor:
         self._send = send
         described = runtime.describe()
         self._step_tokens: Final = described.step_tokens
+        self._decoders: Final = min(policy.max_seats, policy.turn_tokens, described.step_tokens)
         self._vocabulary: Final = described.vocabulary
         self._embed_tokens: Final = described.embedding.batch_tokens if described.embedding else 0
         self._retries: Final = 1 if described.retry else 0
@@ -353,6 +354,8 @@ class Executor:
 
     def _plan(self) -> _Seated:
         running = self._running.values()
+        if len(running) <= self._decoders and all(it.decodes for it in running):
+            return [self._seat(it, 1) for it in running]
         ready = [Ready(it.order, it.pending, it.decodes, it.seated, it.due) for it in running]
         seats = plan(ready, self._policy, min(self._step_tokens, self._bound(running)))
         return [self._seat(self._running[seat.order], seat.tokens) for seat in seats]
