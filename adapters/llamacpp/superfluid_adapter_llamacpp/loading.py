@@ -26,6 +26,7 @@ from superfluid_adapter_llamacpp.tokenizer import LlamaTokenizer
 from superfluid_adapter_llamacpp.where import named_library, require
 from superfluid_compat.errors import DoesNotFit, RuntimeBroken, UnsupportedArchitecture
 from superfluid_workerd.adapter import LoadedModel, LoadRecord, OpenRequest, Options, Runtime
+from superfluid_workerd.limits import cores
 
 _GPU: Final = "gpu"
 
@@ -155,7 +156,7 @@ class _Assembly:
         return {name: value for name, value in members.items() if name in known}
 
     def _threads(self) -> dict[str, int]:
-        common = self.request.threads or _cores()
+        common = self.request.threads or cores()
         decode = self.settings.number("threads") or common
         return {
             "n_threads": decode,
@@ -239,9 +240,3 @@ def _check_kind(model: Model, header: Header) -> None:
         f"{header.path} is {found} ({header.architecture}), a decoder or an encoder alone was "
         "wanted"
     )
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

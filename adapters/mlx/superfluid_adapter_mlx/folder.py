@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from superfluid_compat.errors import ModelDamaged, ModelError, ModelNotFound
 from superfluid_workerd.link.answers import SAFETENSORS, Facts
+from superfluid_workerd.tokenizing.folder import read_json
 
-_JSON_BYTES: Final = 256 << 20
 _HEADER_BYTES: Final = 1 << 27
 _CODE: Final = ("model_file", "auto_map")
 """Keys by which a configuration names Python code of its own."""
@@ -84,7 +84,9 @@ def read_folder(path: Path) -> Folder:
     """Raises `ModelNotFound`, `ModelDamaged`, each naming the file."""
     if not path.is_dir():
         raise ModelNotFound(f"{path} is no folder, wanted one with config.json and *.safetensors")
-    config = read_json(path / "config.json", wanted=True)
+    config = read_json(path / "config.json")
+    if config is None:
+        raise ModelNotFound(f"{path} has no config.json")
     kind = config.get("model_type")
     if not isinstance(kind, str) or not _TYPE.fullmatch(kind):
         raise ModelDamaged(f"{path / 'config.json'}: model_type is {kind!r:.80}, wanted a name")
@@ -138,25 +140,8 @@ def template_of(path: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def read_json(path: Path, *, wanted: bool = False) -> dict[str, Any]:
-    """The object in a JSON file; an absent one is empty unless `wanted`."""
-    try:
-        if path.stat().st_size > _JSON_BYTES:
-            raise ModelDamaged(f"{path} is larger than {_JSON_BYTES >> 20} MiB")
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        if wanted:
-            raise ModelNotFound(f"{path.parent} has no {path.name}") from error
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelDamaged(f"{path} does not read: {error}") from error
-    if not isinstance(found, dict):
-        raise ModelDamaged(f"{path} holds {type(found).__name__}, wanted an object")
-    return found
-
-
 def _tokenizer_config(path: Path) -> dict[str, Any]:
-    return read_json(path / "tokenizer_config.json")
+    return read_json(path / "tokenizer_config.json") or {}
 
 
 def _code(config: Mapping[str, Any]) -> Iterator[str]:

@@ -1,27 +1,32 @@
-"""From a folder to a model that serves: refuse, check memory, load, try it, record."""
+"""From a folder to a model that serves: refuse, price, load, try it, record."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from superfluid_adapter_mlx.folder import Folder, facts_of, read_folder, template_of
-from superfluid_adapter_mlx.memory import fit_context, require_weights, room
-from superfluid_adapter_mlx.tokenizer import FolderTokenizer
+from superfluid_adapter_mlx.memory import Plan, make_plan
 from superfluid_compat.errors import (
     DoesNotFit,
     ModelDamaged,
-    ModelError,
     RuntimeBroken,
     SuperfluidError,
     UnsupportedArchitecture,
     UnsupportedType,
 )
 from superfluid_workerd.adapter import Device, LoadedModel, LoadRecord, OpenRequest, Options
+from superfluid_workerd.limits import cores
+from superfluid_workerd.tokenizing.folder import FolderTokenizer
+
+if TYPE_CHECKING:
+    from superfluid_adapter_mlx.model import Model
+    from superfluid_adapter_mlx.runtime import Loaded
 
 _STEP_TOKENS: Final = 2048
 _EMBEDDINGS: Final = frozenset(
@@ -39,100 +44,125 @@ def load_tokenizer(model: Path, options: Options) -> FolderTokenizer:
     return FolderTokenizer(model)
 
 
+def plan(request: OpenRequest) -> Plan:
+    """The plan that `load` would load by; reads no weights. Raises as it does."""
+    return _Loading(request, _admitted(request)).priced()[1]
+
+
 def load(request: OpenRequest) -> LoadedModel:
     """Load as `Adapter.open` says; on the thread that will own MLX."""
-    folder = read_folder(request.model)
-    folder.require_no_code(bool(request.options["trust-model-code"]))
-    within = room(request.memory_budget)
-    parts = require_weights(folder, within)
+    loading = _Loading(request, _admitted(request))
     tokenizer = FolderTokenizer(request.model)
     request.progress(1, _STAGES)
     try:
-        return _Loading(request, folder, tokenizer).load(parts)
+        return loading.load(tokenizer)
     except MemoryError as error:
-        raise DoesNotFit(f"memory ran out while {folder.path} was loaded") from error
+        raise DoesNotFit(f"memory ran out while {request.model} was loaded") from error
+
+
+def _admitted(request: OpenRequest) -> Folder:
+    """The folder, when its code may run and its weights alone fit."""
+    folder = read_folder(request.model)
+    folder.require_no_code(bool(request.options["trust-model-code"]))
+    make_plan(folder, request, 0)
+    return folder
 
 
 @dataclass(frozen=True, slots=True)
 class _Loading:
     request: OpenRequest
     folder: Folder
-    tokenizer: FolderTokenizer
 
-    def load(self, parts: dict[str, int]) -> LoadedModel:
-        request, folder = self.request, self.folder
+    def priced(self) -> tuple[Model, Plan, int]:
+        """The model with weights that are not read yet, the plan, a token's bytes by the model's
+        own caches."""
         try:
             from superfluid_adapter_mlx import caches, trial
             from superfluid_adapter_mlx.engine import mx
-            from superfluid_adapter_mlx.envelope import Key
             from superfluid_adapter_mlx.model import Model
-            from superfluid_adapter_mlx.runtime import Loaded, MlxRuntime
         except ImportError as error:
             raise RuntimeBroken(f"mlx-lm does not start: {error}") from error
-        _configure(mx, request.options)
+        _configure(mx, self.request.options)
         module = self._module()
-        request.progress(2, _STAGES)
-        model = Model(module, *self._widths(module))
-        if (reason := caches.broken(model.fresh())) is not None:
+        with self._running():
+            model = Model(module, *self._widths(module))
+            reason = caches.broken(model.fresh())
+            token_bytes = trial.token_bytes(model)
+        if reason is not None:
             raise UnsupportedArchitecture(
-                f"{folder.path} ({folder.architecture}) needs caches that are wrong here: {reason}",
+                f"{self.folder.path} ({self.folder.architecture}) needs caches that are wrong "
+                f"here: {reason}",
                 fix="serve it by an install of a newer mlx-lm",
             )
-        try:
-            token_bytes = trial.token_bytes(model)
+        return model, make_plan(self.folder, self.request, token_bytes), token_bytes
+
+    def load(self, tokenizer: FolderTokenizer) -> LoadedModel:
+        request, folder = self.request, self.folder
+        model, plan, token_bytes = self.priced()
+        from superfluid_adapter_mlx import caches, trial
+        from superfluid_adapter_mlx.engine import mx
+        from superfluid_adapter_mlx.envelope import Key
+        from superfluid_adapter_mlx.runtime import Loaded, MlxRuntime
+        from superfluid_adapter_mlx.shares import share_out
+
+        with self._reading():
+            mx.eval(model.module.parameters())
+        where = device(mx)
+        threads = (request.threads or cores()) if where.kind == "cpu" else None
+        share_out(model.module, threads or 1)
+        request.progress(2, _STAGES)
+        with self._running():
             moves = trial.copies(model)
             template = model.template() if moves else None
             request.progress(3, _STAGES)
             alone = trial.batching_fault(model) if request.lanes > 1 else "one lane was asked for"
-        except SuperfluidError:
-            raise
-        except Exception as error:
-            raise _does_not_run(folder, error) from error
-        within = room(request.memory_budget)
-        left = within.bytes - (sum(parts.values()) if within.given else parts["reserve"] // 2)
-        context = fit_context(folder, request, token_bytes, left=left, within=within)
-        parts["sequences"] = context * request.lanes * token_bytes
         if alone is not None and request.lanes > 1:
             print(f"mlx decodes one sequence per call: {alone}", file=sys.stderr)
         engine = f"mlx-lm {_version('mlx-lm')} ({caches.generation()})"
-        chunk = int(str(request.options["prefill-chunk"]))
         loaded = Loaded(
             model=model,
             key=Key(folder.digest, engine),
-            context=context,
+            context=plan.context,
             lanes=request.lanes,
-            tokens=context * request.lanes,
-            chunk=chunk,
+            tokens=plan.context * request.lanes,
+            chunk=int(str(request.options["prefill-chunk"])),
             step_tokens=max(_STEP_TOKENS, request.lanes),
             token_bytes=token_bytes,
-            weights=_weights(module),
+            weights=_weights(model.module),
             batching=alone is None,
             foreign=bool(request.options["foreign-state"]),
             template=template,
-            devices=(device(mx),),
+            devices=(where,),
         )
         mx.clear_cache()
         request.progress(_STAGES, _STAGES)
         return LoadedModel(
             runtime=MlxRuntime(loaded),
-            tokenizer=self.tokenizer,
+            tokenizer=tokenizer,
             facts=facts_of(folder),
-            record=self._record(loaded, alone),
+            record=self._record(loaded, plan, threads, alone),
             template=template_of(folder.path),
             family=folder.architecture,
-            plan=parts,
+            plan=plan.parts,
         )
 
     def _module(self) -> Any:
-        """mlx-lm's model with its weights. Raises `ModelError`."""
+        """mlx-lm's model; its weights are read when they are computed with. Raises `ModelError`."""
         from superfluid_adapter_mlx.engine import utils
 
         trusted = bool(self.request.options["trust-model-code"])
         settings: dict[str, Any] = {} if trusted else {"model_config": {"model_file": None}}
         if trusted and "trust_remote_code" in inspect.signature(utils.load_model).parameters:
             settings["trust_remote_code"] = True
+        with self._reading():
+            module, _ = utils.load_model(self.folder.path, lazy=True, **settings)
+        return module
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """What mlx-lm raises here is a folder's fault."""
         try:
-            module, _ = utils.load_model(self.folder.path, **settings)
+            yield
         except MemoryError:
             raise
         except Exception as error:
@@ -145,7 +175,20 @@ class _Loading:
             raise ModelDamaged(
                 f"{self.folder.path} does not load: {type(error).__name__}: {told}"
             ) from error
-        return module
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """What a model raises here is why it cannot be served."""
+        try:
+            yield
+        except (SuperfluidError, MemoryError):
+            raise
+        except Exception as error:
+            told = " ".join(str(error).split())[:300]
+            kind = UnsupportedType if "only supports float32" in told else UnsupportedArchitecture
+            raise kind(
+                f"{self.folder.path} loads but does not run: {type(error).__name__}: {told}"
+            ) from error
 
     def _widths(self, module: Any) -> tuple[int, int]:
         """Logits of a row, and ids that may be given."""
@@ -156,36 +199,27 @@ class _Loading:
             for name, part in module.named_modules()
             if name.rpartition(".")[2] in _EMBEDDINGS and type(part).__name__.endswith("Embedding")
         ]
-        try:
-            logits = module(mx.array([[0]]))
-            mx.eval(logits)
-        except Exception as error:
-            raise _does_not_run(self.folder, error) from error
-        width = int(logits.shape[-1])
+        width = int(module(mx.array([[0]])).shape[-1])
         stated = self.folder.number("vocab_size")
         return width, min([width, *rows[:1], *([stated] if stated else [])])
 
-    def _record(self, loaded: Any, alone: str | None) -> LoadRecord:
-        request = self.request
-        asked: dict[str, Any] = {
-            "context": request.context,
-            "lanes": request.lanes,
-            "threads": request.threads,
-            "memory-budget": request.memory_budget,
-            **{name: value for name, value in request.options.items() if value is not None},
-        }
-        got: dict[str, Any] = {
-            "context": loaded.context,
-            "lanes": loaded.lanes,
-            "mlx": _version("mlx"),
-            "mlx-lm": _version("mlx-lm"),
-            "caches": loaded.key.engine,
-            "token-bytes": loaded.token_bytes,
-            "decoding": "together" if alone is None else f"one sequence per call: {alone}",
-            "sequences": "copied and moved" if loaded.template else "neither copied nor moved",
-            "devices": [each.name for each in loaded.devices],
-        }
-        return LoadRecord(asked=asked, got=got)
+    def _record(
+        self, loaded: Loaded, plan: Plan, threads: int | None, alone: str | None
+    ) -> LoadRecord:
+        return self.request.record(
+            context=loaded.context,
+            threads=threads,
+            memory_budget=plan.total,
+            own={
+                "mlx": _version("mlx"),
+                "mlx-lm": _version("mlx-lm"),
+                "caches": loaded.key.engine,
+                "token-bytes": loaded.token_bytes,
+                "decoding": "together" if alone is None else f"one sequence per call: {alone}",
+                "sequences": "copied and moved" if loaded.template else "neither copied nor moved",
+                "devices": [each.name for each in loaded.devices],
+            },
+        )
 
 
 def device(mx: Any) -> Device:
@@ -202,12 +236,6 @@ def _configure(mx: Any, options: Options) -> None:
     limit = options["cache-limit-mb"]
     if isinstance(limit, int):
         mx.set_cache_limit(limit << 20)
-
-
-def _does_not_run(folder: Folder, error: Exception) -> ModelError:
-    told = " ".join(str(error).split())[:300]
-    kind = UnsupportedType if "only supports float32" in told else UnsupportedArchitecture
-    return kind(f"{folder.path} loads but does not run: {type(error).__name__}: {told}")
 
 
 def _weights(module: Any) -> int:

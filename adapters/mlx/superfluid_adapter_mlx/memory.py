@@ -2,81 +2,84 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from superfluid_adapter_mlx.folder import Folder
 from superfluid_compat.errors import DoesNotFit
 from superfluid_workerd.adapter import OpenRequest
+from superfluid_workerd.limits import available_bytes
 
 RESERVE: Final = 384 << 20
 """The interpreter with mlx-lm in it, a chunk's activations and logits, the self-test."""
 
-DEFAULT_CONTEXT: Final = 4096
+GROWTH: Final = 256
+"""Tokens by which buffers grow at once: room that each lane may have and not use."""
+
+_DEFAULT_CONTEXT: Final = 4096
 """Longest stream where neither the user nor the model says."""
+
+_LEAST_CONTEXT: Final = 512
+"""Shorter ones are not chosen, only taken when asked for."""
 
 _SHARE: Final = 0.8
 """Of the memory that is free, what a plan may take where no budget was given."""
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Bytes that a plan may take, and whether the user set that bound."""
+class Plan:
+    """What every lane gets, and bytes: what the whole takes, what there is for it."""
 
-    bytes: int
-    given: bool
+    context: int
+    weights: int
+    sequences: int
+    room: int
 
-    def refusal(self, wanted: int, what: str) -> DoesNotFit:
-        """Why `wanted` bytes are too many."""
-        whose = "the memory budget is" if self.given else "free here are"
-        return DoesNotFit(f"{what} take {wanted >> 20} MiB, {whose} {self.bytes >> 20} MiB")
+    @property
+    def parts(self) -> dict[str, int]:
+        return {"weights": self.weights, "reserve": RESERVE, "sequences": self.sequences}
 
-
-def room(budget: int | None) -> Room:
-    return Room(budget, True) if budget is not None else Room(int(_free() * _SHARE), False)
-
-
-def require_weights(folder: Folder, within: Room) -> dict[str, int]:
-    """The plan's parts that the header tells. Raises `DoesNotFit`, before anything is read."""
-    parts = {"weights": folder.weights, "reserve": RESERVE}
-    if sum(parts.values()) > within.bytes:
-        raise within.refusal(sum(parts.values()), f"{folder.path}'s weights and a reserve")
-    return parts
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
 
 
-def fit_context(
-    folder: Folder, request: OpenRequest, token_bytes: int, *, left: int, within: Room
-) -> int:
-    """The context that every lane gets, of `left` bytes for all.
+def make_plan(folder: Folder, request: OpenRequest, token_bytes: int) -> Plan:
+    """The plan of a load in which a token of a sequence takes `token_bytes`: the context asked
+    for, else as much of the model's own as fits.
 
-    Raises `DoesNotFit` when what was asked is too much."""
-    asked, lanes = request.context, request.lanes
-    trained = folder.number("max_position_embeddings")
-    if trained and asked > trained:
+    Raises `DoesNotFit` with the budget that would do."""
+    asked, trained = request.context, folder.number("max_position_embeddings")
+    if asked > trained > 0:
         raise DoesNotFit(
             f"a context of {asked} was asked for, the model was made for {trained}",
             fix=f"give --context {trained} or less",
             param="context",
         )
-    fits = left // max(1, token_bytes * lanes)
-    wanted = asked or min(trained or DEFAULT_CONTEXT, max(1, fits))
-    if wanted > fits:
-        raise within.refusal(
-            within.bytes - left + wanted * lanes * token_bytes,
-            f"the weights, a reserve and {lanes} lanes of {wanted} tokens",
-        )
-    return wanted
+    given = request.memory_budget
+    room = given if given is not None else int(available_bytes() * _SHARE)
+    each = token_bytes * request.lanes
+    fits = (room - folder.weights - RESERVE) // max(1, each) - GROWTH
+    most = asked or trained or _DEFAULT_CONTEXT
+    context = max(asked or min(most, _LEAST_CONTEXT), min(most, fits))
+    plan = Plan(context, folder.weights, each and (context + GROWTH) * each, room)
+    if plan.total > room:
+        raise _too_much(folder, request, plan)
+    return plan
 
 
-def _free(status: Path = Path("/proc/meminfo")) -> int:
-    """What the machine can give, or half of the whole where it does not say."""
-    try:
-        told: Mapping[str, str] = dict(
-            line.split(":", 1) for line in status.read_text().splitlines() if ":" in line
-        )
-        return int(told["MemAvailable"].split()[0]) << 10
-    except (OSError, KeyError, ValueError):
-        return os.sysconf("SC_PHYS_PAGES") // 2 * os.sysconf("SC_PAGE_SIZE")
+def _too_much(folder: Folder, request: OpenRequest, plan: Plan) -> DoesNotFit:
+    lanes = f"{request.lanes} lane{'s' * (request.lanes > 1)} of {plan.context} tokens"
+    parts = ", ".join(f"{_mib(size)} for {name}" for name, size in plan.parts.items())
+    whose = "free here are" if request.memory_budget is None else "the memory budget is"
+    return DoesNotFit(
+        f"{folder.path} with {lanes} takes {_mib(plan.total)} ({parts}), {whose} "
+        f"{plan.room >> 20} MiB",
+        fix=f"give --memory-budget {-(-plan.total >> 20)}M if that is there, or fewer --lanes, or "
+        "less --context",
+        param="memory-budget",
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{-(-size >> 20)} MiB"

@@ -77,10 +77,9 @@ class MlxAdapter(Adapter):
         return facts_of(read_folder(model))
 
     def memory(self, request: OpenRequest) -> Mapping[str, int]:
-        from superfluid_adapter_mlx.folder import read_folder
-        from superfluid_adapter_mlx.memory import require_weights, room
+        from superfluid_adapter_mlx.loading import plan
 
-        return require_weights(read_folder(request.model), room(request.memory_budget))
+        return plan(request).parts
 
     def tokenizer(self, model: Path, options: Options) -> Tokenizer:
         from superfluid_adapter_mlx.loading import load_tokenizer

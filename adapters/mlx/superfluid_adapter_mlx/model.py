@@ -29,16 +29,18 @@ class Model:
         caches: list[Cache] = cache_module.make_prompt_cache(self.module)
         return caches
 
+    def grow(self, tokens: Sequence[int], caches: Sequence[Cache]) -> Array:
+        """Extend one sequence by what is not computed yet; logits of shape (tokens, vocabulary)."""
+        return self.module(mx.array([list(tokens)]), cache=caches)[0]
+
     def absorb(self, tokens: Sequence[int], caches: Sequence[Cache]) -> None:
         """Extend one sequence; the logits are never computed."""
-        self.module(mx.array([list(tokens)]), cache=caches)
+        self.grow(tokens, caches)
         mx.eval(held_arrays(caches))
 
     def rows(self, tokens: Sequence[int], caches: Sequence[Cache]) -> Logits:
         """Extend one sequence; logits after each token, of shape (tokens, vocabulary)."""
-        return self._computed(
-            self.module(mx.array([list(tokens)]), cache=caches)[0], held_arrays(caches)
-        )
+        return self._computed(self.grow(tokens, caches), held_arrays(caches))
 
     def together(self, tokens: Sequence[int], batch: Batch) -> Logits:
         """Extend each row of a batch by one token; logits of shape (rows, vocabulary)."""

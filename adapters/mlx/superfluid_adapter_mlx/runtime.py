@@ -267,7 +267,7 @@ class MlxRuntime(Runtime):
             rows = self._model.together(tokens, batch)
         for row, sequence in zip(rows, batch.rows, strict=True):
             one = by_sequence[sequence]
-            one.rows[one.index] = row[np.newaxis].copy()
+            one.rows[one.index] = row[np.newaxis]
             self._sequences[sequence].length += 1
 
     def _seated(self, wanted: Sequence[SequenceId]) -> Batch:
@@ -385,11 +385,17 @@ class MlxRuntime(Runtime):
             raise Unsupported("this model's caches do not go back")
 
     def _check_room(self, more: int) -> None:
-        total = sum(each.length for each in self._sequences.values())
+        total = self._held_tokens()
         if total + more > self._loaded.tokens:
             raise Capacity(
                 f"{total} tokens are held and {more} more were wanted, {self._loaded.tokens} fit"
             )
+
+    def _held_tokens(self) -> int:
+        """As many as there is room taken for: a batch's rows are all as long as its longest."""
+        alone = sum(it.length for it in self._sequences.values() if it.caches is not None)
+        batched = [it.length for it in self._sequences.values() if it.caches is None]
+        return alone + len(batched) * max(batched, default=0)
 
     def _check(self, feeds: Sequence[Feed]) -> None:
         held = [self._get(feed.sequence) for feed in feeds]

@@ -26,12 +26,13 @@ logits' own deviation: a batch that mixes rows up differs by about 1, rounding b
 
 def token_bytes(model: Model) -> int:
     """What one token more takes, by difference: the first also pays for recurrent state, and
-    buffers grow by hundreds of rows at once. 0 where the caches do not tell."""
+    buffers grow by hundreds of rows at once. 0 where the caches do not tell. Nothing is computed:
+    shapes tell."""
     caches = model.fresh()
     try:
-        model.absorb([0] * 8, caches)
+        model.grow([0] * 8, caches)
         before = live_bytes(caches)
-        model.absorb([0], caches)
+        model.grow([0], caches)
         return max(0, live_bytes(caches) - before)
     except Unsupported:
         return 0

@@ -13,7 +13,6 @@ from superfluid_adapter_native.formats.source import ModelSource
 from superfluid_adapter_native.forward import Forwarder
 from superfluid_adapter_native.kernels.engine import Kernels
 from superfluid_adapter_native.kv_cache import BLOCK
-from superfluid_adapter_native.limits import available_bytes
 from superfluid_adapter_native.memory import MemoryManager, Probe, default_probe
 from superfluid_adapter_native.plan import (
     Ask,
@@ -36,6 +35,7 @@ from superfluid_adapter_native.weights import (
 )
 from superfluid_compat.errors import BadOptionValue, DoesNotFit
 from superfluid_workerd.adapter import LoadedModel, LoadRecord, OpenRequest, Progress
+from superfluid_workerd.limits import available_bytes
 
 _TEMPLATE_KEY: Final = "tokenizer.chat_template"
 

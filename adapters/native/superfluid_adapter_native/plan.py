@@ -9,9 +9,9 @@ from typing import Final
 from superfluid_adapter_native.config import ModelConfig
 from superfluid_adapter_native.formats.source import ModelSource
 from superfluid_adapter_native.kv_cache import KVType, LayerShape
-from superfluid_adapter_native.limits import available_bytes
 from superfluid_adapter_native.weights import EMBEDDING, head_name, read_whole, streamed_names
 from superfluid_compat.errors import DoesNotFit
+from superfluid_workerd.limits import available_bytes
 
 MIB: Final = 1 << 20
 PASS_ROWS: Final = 512

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import cast
 
 from superfluid_adapter_native.kv_cache import KVType
 from superfluid_workerd.adapter import Options, Values
+from superfluid_workerd.limits import cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,4 @@ class Settings:
 
 def threads_for(asked: int) -> int:
     """`asked`, or for 0 one per core that this process may use."""
-    if asked:
-        return asked
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return asked or cores()

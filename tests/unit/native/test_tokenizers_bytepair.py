@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from superfluid_adapter_native.tokenizers.bytepair import BytePairTokenizer, bytes_of
+from superfluid_adapter_native.tokenizers.bytepair import BytePairTokenizer
 from superfluid_adapter_native.tokenizers.pretokenizers import PRE_TOKENIZERS
 from superfluid_compat.errors import ModelDamaged, UnsupportedArchitecture
 from superfluid_workerd.adapter import Tokenizer
+from superfluid_workerd.tokenizing.pieces import bytes_of
 from support import tiny_vocabularies as tiny
 from support.llamacpp import LlamaCpp
 from support.tokenizer_cases import (

@@ -141,3 +141,11 @@ def test_a_folder_without_tokenizer_is_damage(tmp_path: Path) -> None:
     source = ModelSource(tmp_path, "safetensors", (), "llama", {}, {}, "halves", 0)
     with pytest.raises(ModelDamaged, match=r"no tokenizer\.json"):
         load_tokenizer(source)
+
+
+def test_without_a_generation_config_the_models_own_says_where_to_stop(tmp_path: Path) -> None:
+    source = write(tmp_path, byte_level(), config={"eos_token_id": [7, -1, 99_999, True]})
+    ended = Engine.from_file(str(tmp_path / "tokenizer.json")).token_to_id("<|im_end|>")
+    assert load_tokenizer(source).stops == {7, ended}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 5}')
+    assert load_tokenizer(source).stops == {5, ended}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from superfluid_adapter_native.formats.source import ModelSource
 from superfluid_adapter_native.tokenizers import load_tokenizer
-from superfluid_adapter_native.tokenizers.vocabulary import STOP_TEXTS
 from superfluid_compat.errors import ModelDamaged, UnsupportedArchitecture
+from superfluid_workerd.tokenizing.pieces import STOP_TEXTS
 from support import tiny_vocabularies as tiny
 from support.gguf_writer import Kind, Typed
 from support.tokenizer_cases import assert_same_vocabulary, both, plain

@@ -12,9 +12,7 @@ from superfluid_adapter_native.tokenizers.partition import Partition, read_strip
 from superfluid_adapter_native.tokenizers.vocabulary import HIDDEN, Kind, Vocabulary
 from superfluid_compat.errors import ModelDamaged, OutOfBoundary
 from superfluid_workerd.adapter import Tokenizer
-
-SPACE: Final = "▁"
-"""How SentencePiece writes a space inside a piece (U+2581)."""
+from superfluid_workerd.tokenizing.pieces import SPACE, well_formed
 
 # As plain ints: the enumeration's own operators would cost more than the rest of `piece`.
 _HIDDEN: Final = int(HIDDEN)
@@ -22,15 +20,6 @@ _VERBATIM: Final = int(HIDDEN | Kind.USER_DEFINED)
 _NORMAL: Final = int(Kind.NORMAL)
 _BYTE: Final = int(Kind.BYTE)
 _BYTE_PIECE: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-
-
-def well_formed(text: str) -> str:
-    """`text` as UTF-8 can hold it: surrogate pairs joined, a lone surrogate becomes U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
 
 
 class VocabularyTokenizer(Tokenizer):

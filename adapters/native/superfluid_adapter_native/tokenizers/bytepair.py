@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from tokenizers import Regex
 from tokenizers import Tokenizer as Engine
@@ -12,40 +12,11 @@ from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 from superfluid_adapter_native.tokenizers import metadata as read
 from superfluid_adapter_native.tokenizers.base import VocabularyTokenizer
-from superfluid_adapter_native.tokenizers.engine import encode_ids
 from superfluid_adapter_native.tokenizers.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from superfluid_adapter_native.tokenizers.vocabulary import Defaults, read_vocabulary
 from superfluid_compat.errors import ModelDamaged, UnsupportedArchitecture
-
-_NO_BYTE: Final = "\uffff"
-
-
-def _stand_ins() -> dict[int, int | str]:
-    """GPT-2's printable stand-in of each byte, by code point: printable Latin-1 is itself, the
-    rest follow from U+0100 in order (openai/gpt-2, encoder.py). Latin-1 that stands for nothing
-    is sent outside Latin-1."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = [byte for byte in range(256) if byte not in printable]
-    plain: dict[int, int | str] = dict.fromkeys(hidden, _NO_BYTE)
-    return plain | {0x100 + place: byte for place, byte in enumerate(hidden)}
-
-
-_STAND_INS: Final = _stand_ins()
-_SYMBOLS: Final = frozenset(
-    chr(point)
-    for point in range(0x200)
-    if _STAND_INS.get(point, point) != _NO_BYTE and (point in _STAND_INS or point < 0x100)
-)
-"""The stand-ins of all 256 bytes."""
-
-
-def bytes_of(piece: str) -> bytes:
-    """The bytes that a piece in GPT-2's alphabet stands for; a piece with any other character
-    is taken as plain text."""
-    try:
-        return piece.translate(_STAND_INS).encode("latin-1")
-    except UnicodeEncodeError:
-        return piece.encode()
+from superfluid_workerd.tokenizing.engine import encode_ids
+from superfluid_workerd.tokenizing.pieces import BYTE_SYMBOLS, bytes_of
 
 
 class BytePairTokenizer(VocabularyTokenizer):
@@ -58,7 +29,7 @@ class BytePairTokenizer(VocabularyTokenizer):
         super().__init__(vocabulary, metadata)
         self._engine = _engine(vocabulary.ids, _merges(metadata), family)
         # The engine leaves a byte out that has no piece.
-        self._keeps_bytes = self._keeps_bytes and vocabulary.ids.keys() >= _SYMBOLS
+        self._keeps_bytes = self._keeps_bytes and vocabulary.ids.keys() >= BYTE_SYMBOLS
 
     def _encode_text(self, text: str, after_special: bool) -> list[int]:
         return encode_ids(self._engine, text)

@@ -34,9 +34,9 @@ def tokenizer_at(place: Path | Mapping[str, Any]) -> Tokenizer:
     Raises `ModelDamaged` where what is there contradicts itself, and `UnsupportedArchitecture`
     for a tokenizer or pre-tokenizer of a name not known."""
     if isinstance(place, Path):
-        from superfluid_adapter_native.tokenizers.huggingface import HuggingFaceTokenizer
+        from superfluid_workerd.tokenizing.folder import FolderTokenizer
 
-        return HuggingFaceTokenizer(place)
+        return FolderTokenizer(place)
     name = read.text(place, "model")
     if name not in _BY_MODEL:
         raise UnsupportedArchitecture(

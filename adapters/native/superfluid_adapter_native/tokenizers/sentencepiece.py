@@ -16,9 +16,10 @@ from typing import Any, Final
 import numpy as np
 
 from superfluid_adapter_native.tokenizers import metadata as read
-from superfluid_adapter_native.tokenizers.base import SPACE, VocabularyTokenizer
+from superfluid_adapter_native.tokenizers.base import VocabularyTokenizer
 from superfluid_adapter_native.tokenizers.vocabulary import Defaults, Vocabulary, read_vocabulary
 from superfluid_compat.errors import ModelDamaged
+from superfluid_workerd.tokenizing.pieces import SPACE
 
 _DEFAULTS: Final = Defaults(bos=1, eos=2, unk=0, add_bos=True, add_space_prefix=True)
 _CACHED_WORDS: Final = 1 << 15

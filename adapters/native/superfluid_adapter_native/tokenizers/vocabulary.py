@@ -16,6 +16,7 @@ import numpy as np
 
 from superfluid_adapter_native.tokenizers import metadata as read
 from superfluid_compat.errors import ModelDamaged
+from superfluid_workerd.tokenizing.pieces import END_OF_MESSAGE, END_OF_TURN, STOP_TEXTS
 
 
 class Kind(enum.IntFlag):
@@ -43,20 +44,6 @@ _FILE_KINDS: Final = (
     Kind.BYTE,
 )
 
-_EOT: Final = (
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<end_of_turn>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "<｜end▁of▁sentence｜>",  # noqa: RUF001  # DeepSeek's own spelling
-    "<end_of_utterance>",
-)
-_EOM: Final = ("<|eom_id|>",)
 _FILE_ENDS: Final[dict[str, tuple[str, ...]]] = {
     "fim_pad_token_id": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep_token_id": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
@@ -94,21 +81,6 @@ _FILE_PARTS: Final[dict[tuple[str, ...], tuple[str, ...]]] = {
         "<|middle|>",
     ),
 }
-STOP_TEXTS: Final = (
-    *_EOT,
-    *_EOM,
-    "<|return|>",
-    "<|call|>",
-    "<|flush|>",
-    "<|calls|>",
-    "</s>",
-    "[EOS]",
-    "<eos>",
-    "<turn|>",
-    "<|tool_response>",
-)
-"""Pieces that end a generation wherever they occur in a vocabulary."""
-
 _ALWAYS_TEXT: Final = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 
@@ -213,8 +185,8 @@ def _stops(
         _named(metadata, keys, known, ids, kinds)
     for key, known in _FILE_ENDS.items():
         stops.add(_named(metadata, (key,), known, ids, kinds))
-    stops.add(_named(metadata, ("eot_token_id",), _EOT, ids, kinds))
-    stops.add(_named(metadata, ("eom_token_id",), _EOM, ids, kinds))
+    stops.add(_named(metadata, ("eot_token_id",), END_OF_TURN, ids, kinds))
+    stops.add(_named(metadata, ("eom_token_id",), END_OF_MESSAGE, ids, kinds))
     by_text = {ids[text] for text in STOP_TEXTS if text in ids}
     for token in by_text:
         kinds[token] |= Kind.CONTROL

@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from superfluid_adapter_native.tokenizers import metadata as read
-from superfluid_adapter_native.tokenizers.base import SPACE, VocabularyTokenizer
+from superfluid_adapter_native.tokenizers.base import VocabularyTokenizer
 from superfluid_adapter_native.tokenizers.vocabulary import Defaults, read_vocabulary
 from superfluid_compat.errors import ModelDamaged
+from superfluid_workerd.tokenizing.pieces import SPACE
 
 _DEFAULTS: Final = Defaults(bos=101, eos=None, unk=100, sep=102, add_bos=True)
 _CHINESE: Final = (

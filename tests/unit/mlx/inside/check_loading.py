@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import sys
@@ -17,6 +18,7 @@ from superfluid_adapter_mlx import adapter
 from superfluid_adapter_mlx.engine import cache_module
 from superfluid_compat.errors import (
     BadOptionValue,
+    Capacity,
     DoesNotFit,
     ExitCode,
     ModelDamaged,
@@ -24,7 +26,7 @@ from superfluid_compat.errors import (
     ModelNotFound,
     UnsupportedArchitecture,
 )
-from superfluid_workerd.adapter import LoadedModel, OpenRequest
+from superfluid_workerd.adapter import Feed, LoadedModel, OpenRequest
 from superfluid_workerd.registry import checked_options
 from support.mlx_models import write_folder
 
@@ -39,18 +41,20 @@ def folder(good: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(good, tmp_path / "model"))
 
 
-def load(model: Path, budget: int | None = None, **given: Any) -> LoadedModel:
+def asked(model: Path, budget: int | None = None, **given: Any) -> OpenRequest:
     options = {"compile": False, **given.pop("options", {})}
-    return adapter().open(
-        OpenRequest(
-            model=model,
-            scratch=model,
-            shared=model,
-            memory_budget=budget,
-            options=checked_options(adapter(), options),
-            **given,
-        )
+    return OpenRequest(
+        model=model,
+        scratch=model,
+        shared=model,
+        memory_budget=budget,
+        options=checked_options(adapter(), options),
+        **given,
     )
+
+
+def load(model: Path, budget: int | None = None, **given: Any) -> LoadedModel:
+    return adapter().open(asked(model, budget, **given))
 
 
 def change(folder: Path, name: str = "config.json", **values: Any) -> None:
@@ -145,7 +149,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], type[ModelError], str]] = {
         lambda it: (it / "model.safetensors").unlink(), ModelNotFound, "safetensors",
     ),
     "no tokenizer": (
-        lambda it: (it / "tokenizer.json").unlink(), ModelNotFound, "tokenizer.json",
+        lambda it: (it / "tokenizer.json").unlink(), ModelDamaged, "tokenizer.json",
     ),
     "no JSON": (_write("config.json", "{"), ModelDamaged, "config.json"),
     "a list": (_write("config.json", "[]"), ModelDamaged, "config.json"),
@@ -192,26 +196,62 @@ def test_a_model_whose_caches_are_wrong_here_is_refused(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused_before_it_is_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from superfluid_adapter_mlx.engine import utils
+    from superfluid_adapter_mlx.engine import mx, utils
 
-    monkeypatch.setattr(utils, "load_model", lambda *_: pytest.fail("weights were read"))
-    with pytest.raises(DoesNotFit, match="the memory budget is 32 MiB"):
-        load(folder, budget=32 << 20)
+    with monkeypatch.context() as patched:
+        patched.setattr(utils, "load_model", lambda *_: pytest.fail("the model was built"))
+        for ask in (adapter().memory, adapter().open):
+            with pytest.raises(DoesNotFit, match="the memory budget is 32 MiB"):
+                ask(asked(folder, 32 << 20))
+    monkeypatch.setattr(mx, "eval", lambda *_: pytest.fail("weights were read"))
+    change(folder, max_position_embeddings=1 << 20)
+    for ask in (adapter().memory, adapter().open):
+        with pytest.raises(DoesNotFit, match="8 lanes of 1000000 tokens") as refused:
+            ask(asked(folder, 1 << 30, context=1_000_000, lanes=8))
+        assert refused.value.exit_code == ExitCode.MODEL
+        assert refused.value.param == "memory-budget"
+
+
+def test_the_budget_that_a_refusal_names_would_do(folder: Path) -> None:
+    """And the token's price in it is the shim's, whatever mlx-lm computes caches of."""
+    change(folder, max_position_embeddings=1 << 20)
+    with pytest.raises(DoesNotFit) as refused:
+        load(folder, 400 << 20, context=20_000, lanes=8)
+    named = re.search(r"--memory-budget (\d+)M", refused.value.fix)
+    assert named is not None
+    budget = int(named[1]) << 20
     with pytest.raises(DoesNotFit):
-        adapter().memory(OpenRequest(model=folder, scratch=folder, shared=folder,
-                                     memory_budget=32 << 20))  # fmt: skip
+        adapter().memory(asked(folder, budget - (1 << 20), context=20_000, lanes=8))
+    plan = adapter().memory(asked(folder, budget, context=20_000, lanes=8))
+    assert plan["sequences"] == (20_000 + 256) * 8 * 512
+    loaded = load(folder, budget, context=20_000, lanes=8)
+    assert loaded.plan == plan
+    assert loaded.record.got["memory-budget"] == sum(plan.values()) <= budget
 
 
-def test_lanes_that_do_not_fit_are_refused_or_get_less_where_that_was_left_open(
-    folder: Path,
-) -> None:
-    plan = adapter().memory(OpenRequest(model=folder, scratch=folder, shared=folder))
-    budget = sum(plan.values()) + 64 * 512 * 8
-    with pytest.raises(DoesNotFit, match="8 lanes of 128 tokens"):
-        load(folder, budget, context=128, lanes=8)
-    assert load(folder, budget, lanes=8).record.got["context"] == 64
-    assert load(folder, budget, context=64, lanes=8).runtime.describe().context == 64
-    assert load(folder).record.got["context"] == 512
+def test_what_the_plan_says_of_sequences_is_never_held_by_more(folder: Path) -> None:
+    loaded = load(folder, context=300, lanes=4)
+    runtime, most = loaded.runtime, loaded.plan["sequences"]
+    made = [runtime.seq_create() for _ in range(4)]
+    for sequence, count in zip(made, (298, 3, 3, 3), strict=True):
+        runtime.step([Feed(sequence, [1] * count, 0)], lambda: None)
+    for turn in range(2):
+        runtime.step([Feed(it, [2], runtime.seq_length(it)) for it in made], lambda: None)
+        assert runtime.memory().sequences <= most, turn
+    # Beside a batch whose rows are all as long as the longest, there is no room for another.
+    with pytest.raises(Capacity, match="1200 tokens are held"):
+        runtime.seq_copy(made[0], 5)
+
+
+def test_lanes_get_less_where_their_context_was_left_open(folder: Path) -> None:
+    change(folder, max_position_embeddings=4096)
+    plan = adapter().memory(asked(folder, context=512))
+    budget = plan["weights"] + plan["reserve"] + (1024 + 256) * 512 * 8
+    assert load(folder, budget, lanes=8).record.got["context"] == 1024
+    assert load(folder, lanes=8).record.got["context"] == 4096
+    with pytest.raises(DoesNotFit, match="16 lanes of 512 tokens"):
+        load(folder, budget, lanes=16)
+    assert load(folder, budget, context=300, lanes=16).runtime.describe().context == 300
 
 
 def test_past_what_the_model_was_made_for_is_refused(folder: Path) -> None:
@@ -230,8 +270,8 @@ def test_what_a_load_got_stands_beside_what_was_asked(folder: Path) -> None:
     assert got["decoding"] == "together"
     assert got["mlx-lm"] in ("0.31.3", "0.32.0", "0.32.2")
     assert loaded.template is not None
-    assert loaded.tokenizer.stops == {2}
-    assert loaded.plan["sequences"] == 100 * 3 * 512
+    assert loaded.tokenizer.stops == {0, 2}
+    assert loaded.plan["sequences"] == (100 + 256) * 3 * 512
 
 
 def test_options_are_checked(folder: Path) -> None:

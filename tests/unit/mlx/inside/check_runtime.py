@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from superfluid_adapter_mlx import adapter
+from superfluid_adapter_mlx import adapter, shares
 from superfluid_adapter_mlx.engine import mx
 from superfluid_adapter_mlx.model import Model
 from superfluid_compat.errors import Capacity, Fault, OutOfBoundary, Unsupported
@@ -25,7 +26,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return lambda name: root / name if (root / name).exists() else write_folder(root / name, name)
 
 
-def load(folder: Path, context: int = 64, lanes: int = 4, **options: Any) -> LoadedModel:
+def load(
+    folder: Path, context: int = 64, lanes: int = 4, threads: int = 1, **options: Any
+) -> LoadedModel:
     return adapter().open(
         OpenRequest(
             model=folder,
@@ -33,6 +36,7 @@ def load(folder: Path, context: int = 64, lanes: int = 4, **options: Any) -> Loa
             shared=folder,
             context=context,
             lanes=lanes,
+            threads=threads,
             options=checked_options(adapter(), {"compile": False, **options}),
         )
     )
@@ -144,6 +148,38 @@ def test_all_sequences_together_hold_what_the_plan_says(runtime: Runtime) -> Non
         step(runtime, (runtime.seq_create(), [1]))
     runtime.seq_truncate(made[0], 10)
     assert runtime.seq_length(runtime.seq_copy(made[0], 10)) == 10
+
+
+# All cores of a CPU
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("float32", 0), ("bfloat16", 0), ("float32", 4)])
+def test_products_on_several_threads_are_the_same_sums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, bits: int
+) -> None:
+    monkeypatch.setattr(shares, "_LEAST_BYTES", 1)
+    folder = write_folder(tmp_path / "model", "wide", kind, bits=bits)
+    rows = []
+    for threads in (1, 2, 3):
+        loaded: Any = load(folder, threads=threads)
+        assert loaded.record.got["threads"] == threads
+        shared = [it for it in loaded.runtime._model.module.modules() if hasattr(it, "product")]
+        assert bool(shared) == (threads > 1)
+        assert loaded.runtime.memory().weights == loaded.facts.bytes - _header(folder)
+        one, two = begun(loaded.runtime, 5, 9)
+        rows.append(step(loaded.runtime, (one, [1]), (two, [1])))
+    for other in rows[1:]:
+        np.testing.assert_array_equal(rows[0], other)
+
+
+def test_small_products_are_not_handed_over(folders: Callable[[str], Path]) -> None:
+    loaded: Any = load(folders("16-byte"), threads=2)
+    assert not [it for it in loaded.runtime._model.module.modules() if hasattr(it, "product")]
+
+
+def _header(folder: Path) -> int:
+    (length,) = struct.unpack("<Q", (folder / "model.safetensors").read_bytes()[:8])
+    return 8 + int(length)
 
 
 # Faults

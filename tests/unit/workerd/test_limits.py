@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from superfluid_adapter_native.limits import available_bytes, groups_left
+from superfluid_workerd.limits import available_bytes, groups_left
 
 MIB = 1 << 20
 NO_LIMIT_V1 = 9223372036854771712
@@ -69,7 +69,7 @@ def test_here_it_is_at_most_what_the_machine_can_give() -> None:
 def test_a_ulimit_bounds_it(limit: str) -> None:
     program = f"""
 import json, resource
-from superfluid_adapter_native.limits import available_bytes
+from superfluid_workerd.limits import available_bytes
 before = available_bytes()
 resource.setrlimit(resource.{limit}, ({600 * MIB}, resource.RLIM_INFINITY))
 print(json.dumps([before, available_bytes()]))

@@ -1,36 +1,40 @@
-"""`tokenizer.json` beside safetensors, read by the `tokenizers` library."""
+"""`tokenizer.json` in a model's folder, read by the `tokenizers` library alone: no code of the
+model's runs. The library is imported when a folder is read, since not every worker has it."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from tokenizers import Tokenizer as Engine
-
-from superfluid_adapter_native.tokenizers.base import SPACE, well_formed
-from superfluid_adapter_native.tokenizers.bytepair import bytes_of
-from superfluid_adapter_native.tokenizers.engine import encode_ids
-from superfluid_adapter_native.tokenizers.vocabulary import STOP_TEXTS
 from superfluid_compat.errors import ModelDamaged, OutOfBoundary
 from superfluid_workerd.adapter import Tokenizer
+from superfluid_workerd.tokenizing.engine import encode_ids
+from superfluid_workerd.tokenizing.pieces import SPACE, STOP_TEXTS, bytes_of, well_formed
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Engine
 
 _BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")
 _BYTES_MAX: Final = 256 << 20
 
 
-class HuggingFaceTokenizer(Tokenizer):
+class FolderTokenizer(Tokenizer):
     """The tokenizer of a model folder. Immutable; the engines are safe to share between threads.
 
-    Two engines, since whether special tokens are read in a text is a setting of the engine."""
+    Two engines, since whether special tokens are read in a text is a setting of the engine.
+    Raises `ModelDamaged` with the file at fault."""
 
     def __init__(self, folder: Path) -> None:
-        document = _json(folder / "tokenizer.json", wanted=True)
-        config = _json(folder / "tokenizer_config.json") | _json(folder / "special_tokens_map.json")
+        path = folder / "tokenizer.json"
+        document = read_json(path)
+        if document is None:
+            raise ModelDamaged(f"{folder} has no {path.name}")
+        config = _settings(folder, "tokenizer_config.json", "special_tokens_map.json")
         serial = json.dumps(document)
-        self._reading, self._plain = _engine(serial), _engine(serial)
+        self._reading, self._plain = _engine(path, serial), _engine(path, serial)
         self._plain.encode_special_tokens = True
         self._hidden = _hidden(document)
         self._size = 1 + max(self._plain.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -43,21 +47,27 @@ class HuggingFaceTokenizer(Tokenizer):
         self._strips_space = bool(kinds & {"Strip", "Metaspace"})
         self._bos = self._id_of(config.get("bos_token"))
         self._eos = self._id_of(config.get("eos_token"))
-        self._stops = self._find_stops(_json(folder / "generation_config.json"))
+        self._stops = self._find_stops(folder)
 
     def _id_of(self, named: Any) -> int | None:
         text = named.get("content") if isinstance(named, dict) else named
         return self._plain.token_to_id(text) if isinstance(text, str) else None
 
-    def _find_stops(self, generation: dict[str, Any]) -> frozenset[int]:
-        stated = generation.get("eos_token_id")
-        ids = stated if isinstance(stated, list) else [] if stated is None else [stated]
-        for token in ids:
-            if not isinstance(token, int) or not 0 <= token < self._size:
-                raise ModelDamaged(f"generation_config.json: eos_token_id {token!r} is no token")
+    def _find_stops(self, folder: Path) -> frozenset[int]:
         by_text = {self._plain.token_to_id(text) for text in STOP_TEXTS}
-        found = {*ids, self._eos, *(by_text & self._hidden)}
+        stated = _stated(_settings(folder, "generation_config.json"))
+        for token in stated:
+            if not self._knows(token):
+                raise ModelDamaged(
+                    f"{folder / 'generation_config.json'}: eos_token_id {token!r} is no token"
+                )
+        # What a model's own configuration says is often another vocabulary's.
+        own = [it for it in _stated(_settings(folder, "config.json")) if self._knows(it)]
+        found = {*(stated or own), self._eos, *(by_text & self._hidden)}
         return frozenset(token for token in found if token is not None)
+
+    def _knows(self, token: Any) -> bool:
+        return type(token) is int and 0 <= token < self._size
 
     @property
     def size(self) -> int:
@@ -104,31 +114,45 @@ class HuggingFaceTokenizer(Tokenizer):
         return whole.removeprefix(b" ") if strips else whole
 
 
-def _engine(serial: str) -> Engine:
-    try:
-        return Engine.from_str(serial)
-    except Exception as error:
-        raise ModelDamaged(f"tokenizer.json: {error}") from error
-
-
-def _json(path: Path, *, wanted: bool = False) -> dict[str, Any]:
-    """The object in a JSON file; an absent one is empty unless `wanted`."""
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file, None where there is no file. Raises `ModelDamaged`."""
     try:
         if path.stat().st_size > _BYTES_MAX:
-            raise ModelDamaged(f"{path.name} is larger than {_BYTES_MAX >> 20} MiB")
+            raise ModelDamaged(f"{path} is larger than {_BYTES_MAX >> 20} MiB")
         found = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        if wanted:
-            raise ModelDamaged(f"the model folder has no {path.name}") from error
-        return {}
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelDamaged(f"{path.name} cannot be read: {error}") from error
+        raise ModelDamaged(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):
-        raise ModelDamaged(f"{path.name} holds {type(found).__name__}, wanted an object")
+        raise ModelDamaged(f"{path} holds {type(found).__name__}, wanted an object")
     return found
 
 
-def _hidden(document: dict[str, Any]) -> frozenset[int]:
+def _settings(folder: Path, *names: str) -> dict[str, Any]:
+    """What the files that are there say; a later one overrides."""
+    found: dict[str, Any] = {}
+    for name in names:
+        found |= read_json(folder / name) or {}
+    return found
+
+
+def _stated(config: Mapping[str, Any]) -> list[Any]:
+    """The ids at which generation ends, as a configuration states them."""
+    stated = config.get("eos_token_id")
+    return stated if isinstance(stated, list) else [] if stated is None else [stated]
+
+
+def _engine(path: Path, serial: str) -> Engine:
+    from tokenizers import Tokenizer as Engine
+
+    try:
+        return Engine.from_str(serial)
+    except Exception as error:
+        raise ModelDamaged(f"{path}: {error}") from error
+
+
+def _hidden(document: Mapping[str, Any]) -> frozenset[int]:
     """Ids of the special ones among the added tokens."""
     added = document.get("added_tokens") or []
     return frozenset(
@@ -143,3 +167,6 @@ def _decoder_kinds(decoder: Any) -> Iterator[str]:
         yield str(decoder.get("type"))
         for part in decoder.get("decoders") or ():
             yield from _decoder_kinds(part)
+
+
+__all__ = ["FolderTokenizer", "read_json"]

@@ -1,4 +1,5 @@
-"""How much memory this process may still take: the machine's, its control groups', its limits."""
+"""What of the machine this process may use: memory by the machine's, its control groups' and its
+own limits, and cores."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Final
 
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _SELF: Final = Path("/proc/self")
+_MEMORY: Final = Path("/proc/meminfo")
 _UNLIMITED: Final = 1 << 60
 """Version 1 writes a number near 2^63 for no limit."""
 
@@ -19,6 +21,13 @@ def available_bytes() -> int:
     return max(0, min([_machine(), *groups_left(), *_rlimits()]))
 
 
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _machine() -> int:
     """What the machine can give, or half of the whole where it does not say."""
     try:
@@ -26,9 +35,8 @@ def _machine() -> int:
 
         return int(psutil.virtual_memory().available)
     except (ImportError, OSError, RuntimeError):
-        known = "SC_AVPHYS_PAGES" in os.sysconf_names
-        pages = os.sysconf("SC_AVPHYS_PAGES") if known else os.sysconf("SC_PHYS_PAGES") // 2
-        return pages * os.sysconf("SC_PAGE_SIZE")
+        stated = _table(_MEMORY).get("MemAvailable")
+        return stated or os.sysconf("SC_PHYS_PAGES") // 2 * os.sysconf("SC_PAGE_SIZE")
 
 
 def groups_left(process: Path = _SELF, root: Path = _CGROUPS) -> Iterator[int]:
@@ -79,17 +87,17 @@ def _rlimits() -> Iterator[int]:
         import resource
     except ImportError:
         return
-    held = _held()
+    held = _table(_SELF / "status")
     for limit, name in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
         soft = resource.getrlimit(limit)[0]
         if soft != resource.RLIM_INFINITY:
             yield soft - held.get(name, 0)
 
 
-def _held(process: Path = _SELF) -> dict[str, int]:
-    """Address space and data of this process in bytes, by their names in `/proc/self/status`."""
+def _table(file: Path) -> dict[str, int]:
+    """Bytes by name in one of the kernel's tables of kilobytes."""
     try:
-        rows = [line.split() for line in (process / "status").read_text().splitlines()]
+        rows = [line.split() for line in file.read_text().splitlines()]
     except OSError:
         return {}
     return {row[0].rstrip(":"): int(row[1]) << 10 for row in rows if row and row[-1] == "kB"}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from tokenizers import Tokenizer as Engine
+from typing import TYPE_CHECKING
 
 from superfluid_compat.errors import Unsupported
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Engine
 
 
 def encode_ids(engine: Engine, text: str, *, add_special: bool = False) -> list[int]:
@@ -19,3 +22,6 @@ def encode_ids(engine: Engine, text: str, *, add_special: bool = False) -> list[
             raise
         raise Unsupported(f"the text cannot be tokenized: {error}") from error
     return ids
+
+
+__all__ = ["encode_ids"]

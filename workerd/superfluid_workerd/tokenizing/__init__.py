@@ -1,0 +1,1 @@
+"""What adapters that read a model's vocabulary themselves have in common."""
