@@ -81,6 +81,8 @@ class ScriptedService:
         self.requests: list[GenerationRequest] = []
         self.streams: list[ScriptedStream] = []
         self.embeds: list[tuple[list[Text | Tokens], int | None]] = []
+        self.hold: Text | Tokens | None = None
+        self.released = asyncio.Event()
         self.refusal: SuperfluidError | None = None
         self.status = "ok"
 
@@ -109,12 +111,17 @@ class ScriptedService:
     async def embed(
         self, model: str, inputs: Sequence[Text | Tokens], *, dimensions: int | None = None
     ) -> Embedded:
-        """Of each input its first byte and its length."""
+        """Of each input its first byte and its length; waits for ever for `hold`."""
         self._known(model)
         if self.refusal is not None:
             raise self.refusal
         found = [ids(one) for one in inputs]
         self.embeds.append((list(inputs), dimensions))
+        if self.hold in inputs:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.released.set()
         vectors = b"".join(struct.pack("<2f", one[0], len(one)) for one in found)
         return Embedded(request=0, width=2, vectors=vectors, tokens=[len(one) for one in found])
 

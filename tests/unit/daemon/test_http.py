@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
+import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,8 +16,21 @@ import pytest
 from superfluid.http.app import build
 from superfluid.http.openai.completions import CompletionBody
 from superfluid.http.settings import HttpSettings
-from superfluid_compat.errors import ContextLengthExceeded, Overloaded, WorkerDied
-from superfluid_workerd.link.frames import Delta, Logprob, Sampling, TokenLogprob, TurnStats
+from superfluid_compat.errors import (
+    ContextLengthExceeded,
+    EmbeddingsUnsupported,
+    Overloaded,
+    WorkerDied,
+)
+from superfluid_workerd.link.frames import (
+    Delta,
+    Logprob,
+    Sampling,
+    Text,
+    TokenLogprob,
+    Tokens,
+    TurnStats,
+)
 from support.service import ScriptedService, says
 
 SETTINGS = HttpSettings(host="127.0.0.1", port=8453, body_bytes=1 << 16, keep_alive_s=0.05)
@@ -431,3 +446,41 @@ async def test_the_penalties_window_is_set_and_checked() -> None:
     assert service.requests[0].sampling.penalty_window == 7
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "repeat_last_n"
+
+
+async def test_embeddings_as_numbers() -> None:
+    service = ScriptedService()
+    async with client(service) as http:
+        answer = await http.post("/v1/embeddings", json={"input": ["abc", "z"], "odd": 1})
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-superfluid-unused"] == "odd"
+    assert answer.json() == {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": 0, "embedding": [97.0, 3.0]},
+            {"object": "embedding", "index": 1, "embedding": [122.0, 1.0]},
+        ],
+        "model": "tiny",
+        "usage": {"prompt_tokens": 4, "total_tokens": 4},
+    }
+    assert service.embeds == [([Text(text="abc"), Text(text="z")], None)]
+
+
+async def test_embeddings_as_base64_of_token_ids() -> None:
+    service = ScriptedService()
+    body = {"input": [[7, 8], [9]], "encoding_format": "base64", "dimensions": 2}
+    async with client(service) as http:
+        answer = (await http.post("/v1/embeddings", json=body)).json()
+    vectors = [struct.unpack("<2f", base64.b64decode(it["embedding"])) for it in answer["data"]]
+    assert vectors == [(7.0, 2.0), (9.0, 1.0)]
+    assert service.embeds == [([Tokens(tokens=[7, 8]), Tokens(tokens=[9])], 2)]
+
+
+async def test_why_nothing_is_embedded_is_told_as_everywhere() -> None:
+    service = ScriptedService()
+    service.refusal = EmbeddingsUnsupported("this one gives text", param="model")
+    async with client(service) as http:
+        answer = await http.post("/v1/embeddings", json={"input": "abc"})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == ("embeddings_unsupported", "model")

@@ -9,6 +9,7 @@ import pytest
 
 from superfluid.http.app import build
 from superfluid.http.settings import HttpSettings
+from superfluid_workerd.link.frames import Text
 from support.http import serving
 from support.service import ScriptedService, says
 
@@ -41,6 +42,19 @@ async def test_gone_before_or_after_the_first_token(stream: bool, spoken: tuple[
         writer.close()
         async with asyncio.timeout(10):
             await closed(service, 1)
+
+
+async def test_what_is_being_embedded_is_given_up() -> None:
+    service = ScriptedService(says("a"))
+    service.hold = Text(text="x")
+    async with serving(build(service, SETTINGS)) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request("/v1/embeddings", {"input": "x"}, port))
+        while not service.embeds:
+            await asyncio.sleep(0)
+        writer.close()
+        async with asyncio.timeout(10):
+            await service.released.wait()
 
 
 async def test_every_choice_is_closed() -> None:
