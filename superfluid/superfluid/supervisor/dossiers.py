@@ -64,8 +64,9 @@ class Dossiers:
         """Keep `dossier`. A disk that refuses is logged: a daemon does not die of a record."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            stamp = dossier.time.replace(":", "").replace("+0000", "")
-            self._place(self._folder / f"{stamp}-{dossier.id}.json", dossier)
+            # In order of writing: the wall clock may be set back between two.
+            number = 1 + max(map(_number, self._paths()), default=0)
+            self._place(self._folder / f"{number:08}-{dossier.id}.json", dossier)
             for path in self._paths()[: -self._most]:
                 path.unlink(missing_ok=True)
         except OSError as error:
@@ -88,4 +89,9 @@ class Dossiers:
         return None
 
     def _paths(self) -> list[Path]:
-        return sorted(self._folder.glob("*.json"), key=lambda path: (path.stat().st_mtime, path))
+        return sorted(self._folder.glob("*.json"), key=lambda path: (_number(path), path))
+
+
+def _number(path: Path) -> int:
+    number = path.stem.partition("-")[0]
+    return int(number) if number.isdecimal() else 0

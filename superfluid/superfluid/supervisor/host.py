@@ -22,6 +22,7 @@ import msgspec
 
 from superfluid.control import WorkerReport
 from superfluid.supervisor import dossiers, life, memory, pids
+from superfluid.supervisor.clock import Clock
 from superfluid.supervisor.dossiers import Dossier, Dossiers
 from superfluid.supervisor.ledger import Ledger
 from superfluid.supervisor.life import Life, Limits
@@ -120,7 +121,10 @@ class ModelHost:
         self._ledger = Ledger(folders.ledger)
         self._dossiers = Dossiers(folders.dossiers)
         self._wait_s = wait_s
-        self._life = Life(limits or Limits())
+        limits = limits or Limits()
+        self._life = Life(limits)
+        self._look_s = limits.ping_s
+        self._clock = Clock(2 * limits.ping_s)
         self._events: deque[life.Event] = deque()
         self._handling = False
         self._timer: asyncio.TimerHandle | None = None
@@ -338,7 +342,7 @@ class ModelHost:
         before, was_leaving = self.state, self._life.leaving
         try:
             while self._events:
-                for action in self._life.handle(self._events.popleft(), time.monotonic()):
+                for action in self._life.handle(self._events.popleft(), self._clock.now()):
                     self._perform(action)
         finally:
             self._handling = False
@@ -361,7 +365,8 @@ class ModelHost:
             self._timer = None
         if due is not None:
             self._due = due
-            delay = max(0.0, due - time.monotonic())
+            # Often enough that the clock tells being stopped from having waited.
+            delay = min(max(0.0, due - self._clock.now()), self._look_s)
             self._timer = asyncio.get_running_loop().call_later(delay, self._elapsed)
 
     def _elapsed(self) -> None:

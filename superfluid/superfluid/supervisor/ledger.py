@@ -1,6 +1,7 @@
 """Which worker processes one server has started, so that the next start reaps what was left.
 
-A pid alone may be somebody else's by then; with the process's start time it is not.
+A pid alone may be somebody else's by then; with the process's start it is not. Where the system
+counts starts from its own boot that is what is kept, which no step of the wall clock moves.
 """
 
 from __future__ import annotations
@@ -8,20 +9,23 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import psutil
 
-_SLACK_S: Final = 2.0
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+_START: Final = 19
+"""Where /proc/PID/stat has the start, in ticks since boot, after the name (proc_pid_stat(5))."""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """`started` is the process's start in seconds of the epoch, as the system reports it."""
+    """`started` is unlike that of any other process that ever has this pid."""
 
     pid: int
-    started: float
+    started: str
 
 
 class Ledger:
@@ -33,7 +37,7 @@ class Ledger:
 
     def add(self, pid: int) -> None:
         """Enter a child that is not reaped yet."""
-        entry = Entry(pid, psutil.Process(pid).create_time())
+        entry = Entry(pid, started(pid))
         self._file(pid).write_bytes(msgspec.json.encode(entry))
 
     def remove(self, pid: int) -> None:
@@ -58,10 +62,21 @@ class Ledger:
         return self._folder / f"{pid}.json"
 
 
+def started(pid: int) -> str:
+    """When a process that is not reaped began, in this boot. Raises `OSError` when it is gone."""
+    if sys.platform == "linux":
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+        return f"{_BOOT.read_text().strip()} {after_name.split()[_START]}"
+    try:
+        return str(psutil.Process(pid).create_time())
+    except psutil.Error as error:
+        raise ProcessLookupError(pid) from error
+
+
 def _runs(entry: Entry) -> bool:
     try:
-        return abs(psutil.Process(entry.pid).create_time() - entry.started) < _SLACK_S
-    except psutil.NoSuchProcess:
+        return started(entry.pid) == entry.started
+    except OSError:
         return False
 
 

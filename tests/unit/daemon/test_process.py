@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superfluid.supervisor import process as process_module
-from superfluid.supervisor.ledger import Entry, Ledger
+from superfluid.supervisor.ledger import Entry, Ledger, started
 from superfluid.supervisor.process import Exit, Process
 from superfluid.supervisor.tail import KEEP_BYTES, LINE_CHARACTERS, LINES, Tail
 
@@ -151,7 +151,7 @@ def test_the_ledger_reaps_what_is_left_and_nobody_else(tmp_path: Path) -> None:
         ledger.add(left.pid)
         ledger.add(gone.pid)
         gone.wait()
-        reused = Entry(stranger.pid, psutil.Process(stranger.pid).create_time() - 3600)
+        reused = Entry(stranger.pid, started(os.getpid()))
         (tmp_path / f"{stranger.pid}.json").write_bytes(msgspec.json.encode(reused))
         (tmp_path / "1.json").write_text("garbage")
         assert Ledger(tmp_path).reap(tmp_path) == [left.pid]
@@ -162,6 +162,16 @@ def test_the_ledger_reaps_what_is_left_and_nobody_else(tmp_path: Path) -> None:
         for each in (left, stranger):
             each.kill()
             each.wait()
+
+
+def test_a_step_of_the_wall_clock_hides_nobody_from_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system then counts its boot, and by that every start, from elsewhere."""
+    with subprocess.Popen([sys.executable, "-c", FOREVER], start_new_session=True) as left:
+        Ledger(tmp_path).add(left.pid)
+        monkeypatch.setattr(psutil.Process, "create_time", lambda process: 1.0)
+        assert Ledger(tmp_path).reap(tmp_path) == [left.pid]
 
 
 @given(st.lists(st.binary(max_size=3 * KEEP_BYTES), max_size=6))

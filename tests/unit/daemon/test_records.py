@@ -54,19 +54,21 @@ def test_a_dossier_is_private_json_and_found_by_its_id(tmp_path: Path) -> None:
     assert (tmp_path / "dossiers").stat().st_mode & 0o777 == 0o700
 
 
-def test_only_the_newest_dossiers_stay(tmp_path: Path) -> None:
+def test_only_the_newest_dossiers_stay_whatever_the_wall_clock_says(tmp_path: Path) -> None:
     kept = Dossiers(tmp_path, most=3)
     written = [dossier(f"{number:08x}") for number in range(8)]
     for number, each in enumerate(written):
         kept.write(each)
         (path,) = tmp_path.glob(f"*-{each.id}.json")
-        os.utime(path, (number, number))
+        later = (1 << 33) - number
+        os.utime(path, (later, later))
     kept.write(dossier("ffffffff"))
     assert sorted(path.stem[-8:] for path in tmp_path.iterdir()) == [
         "00000006",
         "00000007",
         "ffffffff",
     ]
+    assert kept.find("last") == dossier("ffffffff")
 
 
 def test_a_folder_that_takes_no_dossier_costs_the_dossier_alone(
