@@ -25,6 +25,7 @@ from superfluid_workerd.adapter import Feed
 from superfluid_workerd.conformance import (
     AdapterContract,
     Case,
+    EmbeddingContract,
     RuntimeContract,
     TokenizerContract,
 )
@@ -83,6 +84,31 @@ class TestRuntime(RuntimeContract):
 
 class TestTokenizer(TokenizerContract):
     """And its tokenizer."""
+
+
+@pytest.fixture
+def tally(case: Case, package: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    """The page's second example, beside the first."""
+    (package / "superfluid_adapter_tally.py").write_text(block("python3"), "utf-8")
+    monkeypatch.delitem(sys.modules, "superfluid_adapter_tally", raising=False)
+    module = importlib.import_module("superfluid_adapter_tally")
+    return replace(case, adapter=module.adapter())
+
+
+class TestTally(EmbeddingContract):
+    """The one that embeds keeps its own."""
+
+    @pytest.fixture
+    def case(self, tally: Case) -> Case:
+        return tally
+
+
+class TestTallyAdapter(AdapterContract):
+    """And that of every adapter."""
+
+    @pytest.fixture
+    def case(self, tally: Case) -> Case:
+        return tally
 
 
 def ask(package: Path, *arguments: str, given: str = "") -> tuple[int, Any]:

@@ -79,7 +79,7 @@ class _Abandoned(Exception):
 
 
 class Embeddings:
-    """The embedding requests of one runtime; `most` of them may wait.
+    """The embedding requests of one runtime, `most` of them at once.
 
     `expect` is for the thread that reads the link, all else for the owner thread. `beat` is called
     within calls; it takes what arrived and says whether the loop goes on. `relieve` frees room in
@@ -117,7 +117,7 @@ class Embeddings:
         if number in self._live:
             raise BadFrame(f"embedding request {number} came while it runs")
         if len(self._live) >= self._most:
-            raise Overloaded(f"{self._most} embedding requests wait, no more are taken")
+            raise Overloaded(f"{self._most} embedding requests run or wait, no more are taken")
         self._live.add(number)
 
     def add(self, job: EmbedJob) -> None:

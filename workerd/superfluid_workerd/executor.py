@@ -117,7 +117,7 @@ class Executor:
         self._embed_pace = Pace()
         self.embeddings = Embeddings(
             runtime,
-            policy.max_waiting,
+            lanes + policy.max_waiting,
             send,
             self._counters,
             beat=self._beat,
