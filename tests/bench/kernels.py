@@ -1,4 +1,5 @@
-"""How fast the kernels read weights, against how fast this machine reads memory in the same run.
+"""How fast the kernels read weights, against how fast this machine reads memory in the same run;
+and prompts against NumPy's BLAS over decoded tiles.
 
 The baselines and the kernel take turns, so that what else the machine does falls on all alike. Read
 the ratios, not the seconds.
@@ -6,6 +7,7 @@ the ratios, not the seconds.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
 
@@ -17,10 +19,16 @@ from superfluid_adapter_native.kernels.engine import Kernels
 from superfluid_adapter_native.quants.types import TYPES, TensorType
 from support.gguf_writer import random_raw
 
+Floats = NDArray[np.float32]
+
 _COLUMNS = 1024
 _TILE = 256
 _PROMPT_ROWS = 64
 _THREADS = 2
+_SIDE = 2048
+_BLAS_TILE = 256
+_BLAS_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "Q6_K")
+_BLAS_ROWS = (32, 128, 512)
 _DECODE_AIM = "0.5 or more for the default model's types"
 
 
@@ -33,11 +41,45 @@ def rows(bench: Bench) -> Iterator[Row]:
         for kind in TYPES:
             if kind.elements > 1 or exact:
                 yield from _of_type(kind, engine, floats, rounds)
+        for kind in TYPES:
+            if kind.name in _BLAS_TYPES and (kind.elements > 1 or exact):
+                yield from _beside_blas(kind, engine, 4 * rounds)
 
 
-def _of_type(
-    kind: TensorType, engine: Kernels, floats: NDArray[np.float32], rounds: int
-) -> Iterator[Row]:
+def _beside_blas(kind: TensorType, engine: Kernels, rounds: int) -> Iterator[Row]:
+    """Prompts of several lengths times one square matrix: by our kernel, and by decoding a tile of
+    the matrix after another into the second cache for BLAS."""
+    tile = random_raw(kind.name, _BLAS_TILE * _SIDE, np.random.default_rng(0))
+    raw = np.frombuffer(tile * (_SIDE // _BLAS_TILE), np.uint8)
+    weight = engine.weight(kind, raw, (_SIDE, _SIDE), resident=True)
+    tiles = [np.arange(first, first + _BLAS_TILE) for first in range(0, _SIDE, _BLAS_TILE)]
+    for count in _BLAS_ROWS:
+        x = np.random.default_rng(1).standard_normal((count, _SIDE), np.float32)
+        out, theirs = np.empty((2, count, _SIDE), np.float32)
+
+        def by_blas(x: Floats = x, theirs: Floats = theirs) -> None:
+            for ids in tiles:
+                theirs[:, ids[0] : ids[-1] + 1] = x @ engine.gather(weight, ids).T
+
+        def by_ours(x: Floats = x, out: Floats = out) -> None:
+            engine.linear(x, weight, out)
+
+        amount = count * _SIDE * _SIDE
+        ours, blas = _rates(rounds, (by_ours, amount), (by_blas, amount))
+        yield Row(
+            name=f"{kind.name} by {_route(engine)}, {count} rows: over BLAS on decoded tiles",
+            unit="x",
+            samples=ratios(ours, blas),
+            note=f"{statistics.median(ours):.0f} beside {statistics.median(blas):.0f} GMAC/s",
+            conditions={"matrix": f"{_SIDE}x{_SIDE}", "threads": _THREADS},
+        )
+
+
+def _route(engine: Kernels) -> str:
+    return "float" if engine.exact else "int8"
+
+
+def _of_type(kind: TensorType, engine: Kernels, floats: Floats, rounds: int) -> Iterator[Row]:
     tiles = floats.nbytes // kind.row_bytes(_COLUMNS) // _TILE
     tile = random_raw(kind.name, _TILE * _COLUMNS, np.random.default_rng(0))
     raw = np.frombuffer(tile * tiles, np.uint8)
@@ -53,7 +95,7 @@ def _of_type(
         (lambda: engine.linear(x, weight, out), raw.nbytes),
         (lambda: engine.linear(many, small), _PROMPT_ROWS * few * _COLUMNS),
     )
-    facts = {"route": "float" if engine.exact else "int8", "threads": _THREADS}
+    facts = {"route": _route(engine), "threads": _THREADS}
     name = f"{kind.name} by {facts['route']}"
     yield Row(name=f"{name}, weights read", unit="GB/s", samples=decode, conditions=facts)
     for base, samples in (("a plain read of memory", read), ("BLAS over F32", matvec)):

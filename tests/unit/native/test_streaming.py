@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from superfluid_adapter_native.forward import Forwarder
 from superfluid_adapter_native.kernels.driver import Driver
+from superfluid_adapter_native.kv_cache import KVCache
 from superfluid_adapter_native.memory import MemoryManager, TensorHandle
 from superfluid_workerd.adapter import Feed
 from support.gguf_writer import write_split
@@ -137,32 +144,99 @@ def test_of_experts_only_the_chosen_are_bound(
         assert not fetched
 
 
-def test_a_token_costs_the_same_late_in_a_stream_but_for_attentions_share(
-    tmp_path: Path, kernels: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step computes one row through the same kernels on as many tasks, wherever it stands."""
-    path = write_model(tmp_path / "m.gguf", SPEC)
-    runs: list[tuple[int, int]] = []
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one step took: kernels with their tasks, calls of functions, and the most bytes that it
+    held beyond what was there, arrays included."""
+
+    kernels: list[tuple[int, int]]
+    calls: int
+    bytes: int
+
+
+def _cost(steps: Iterator[Callable[[], object]], monkeypatch: pytest.MonkeyPatch) -> Cost:
+    """Counted over one step each, so that no counting counts another."""
+    kernels: list[tuple[int, int]] = []
+    calls = 0
     right = Driver.run
 
     def counting(self: Driver, kernel: int, words: Any, tasks: int, **rest: Any) -> None:
-        runs.append((kernel, tasks))
+        kernels.append((kernel, tasks))
         right(self, kernel, words, tasks, **rest)
 
-    def cost(step: Callable[[], object]) -> list[tuple[int, int]]:
-        runs.clear()
-        step()
-        return list(runs)
+    def called(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event.endswith("call")
 
+    with monkeypatch.context() as patch:
+        patch.setattr(Driver, "run", counting)
+        next(steps)()
+    step = next(steps)
+    sys.setprofile(called)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    step = next(steps)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        step()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return Cost(kernels, calls, peak - before)
+
+
+def _early_and_late(path: Path, kernels: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Cost, ...]:
+    """Of a token at position 3 and at 484; in between the tables and buffers grow to their size."""
     with opened(path, kernels, context=512) as loaded:
         runtime = loaded.runtime
         sequence = runtime.seq_create()
-        runtime.step([Feed(sequence, [5, 6], 0)], ignore)
-        monkeypatch.setattr(Driver, "run", counting)
-        early = cost(lambda: runtime.step([Feed(sequence, [9], 2)], ignore))
-        runtime.step([Feed(sequence, [3 + i % 200 for i in range(480)], 3)], ignore)
-        late = cost(lambda: runtime.step([Feed(sequence, [9], 483)], ignore))
-    assert early == late
+
+        def steps() -> Iterator[Callable[[], object]]:
+            for at in itertools.count(runtime.seq_length(sequence)):
+                yield partial(runtime.step, [Feed(sequence, [9], at)], ignore)
+
+        runtime.step([Feed(sequence, [5, 6, 7], 0)], ignore)
+        early = _cost(steps(), monkeypatch)
+        at = runtime.seq_length(sequence)
+        runtime.step([Feed(sequence, [3 + i % 200 for i in range(484 - at)], at)], ignore)
+        return early, _cost(steps(), monkeypatch)
+
+
+_NOISE_BYTES = 4096
+"""Less than a sixteenth of what 484 tokens' keys take in a layer."""
+
+
+def test_a_token_costs_the_same_late_in_a_stream_but_for_attentions_share(
+    tmp_path: Path, kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step computes one row through the same kernels on as many tasks, calls the same functions
+    as often, and holds no more memory, wherever it stands: what grows is within attention."""
+    early, late = _early_and_late(write_model(tmp_path / "m.gguf", SPEC), kernels, monkeypatch)
+    assert early.kernels == late.kernels
+    assert early.calls == late.calls
+    assert abs(late.bytes - early.bytes) < _NOISE_BYTES
+
+
+def _copied(parts: tuple[NDArray[Any], ...]) -> tuple[NDArray[Any], ...]:
+    return tuple(part.copy() for part in parts)
+
+
+def test_a_copy_of_the_cache_would_show(
+    tmp_path: Path, kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the test above counts does see a cache that is copied for each token."""
+    right = KVCache.raw
+
+    def copying(self: KVCache, layer: int) -> tuple[Any, Any]:
+        keys, values = right(self, layer)
+        return _copied(keys), _copied(values)
+
+    monkeypatch.setattr(KVCache, "raw", copying)
+    early, late = _early_and_late(write_model(tmp_path / "m.gguf", SPEC), kernels, monkeypatch)
+    assert late.bytes - early.bytes > 16 * _NOISE_BYTES
 
 
 def test_rows_of_a_streamed_embedding_are_all_that_is_read_of_it(

@@ -1,10 +1,14 @@
 """Attention of query rows over one sequence's cache: keys and values read once per group of heads.
 
-A task is one query row and one key head with the query heads that share it: scores, softmax, and
-the values' sum, in the order of positions.
+A task is one query row and one key head with the query heads that share it. Positions come in tiles
+that stay in the first cache while every head meets them; keys and values that are not floats become
+floats there. Scores, softmax, and the values' sum, in the order of positions.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from llvmlite import ir
 from numba.core import types
@@ -14,7 +18,118 @@ from superfluid_adapter_native.kernels.atomics import Inline, cgutils, inline, w
 from superfluid_adapter_native.kernels.elementwise import Kernel, number, spans
 from superfluid_adapter_native.kernels.features import PLAIN, Features
 from superfluid_adapter_native.kernels.rows import moved
-from superfluid_adapter_native.kernels.vectors import F8, FLOAT, LANES, Emit, Value
+from superfluid_adapter_native.kernels.vectors import F8, FLOAT, I64, LANES, Emit, Value, vector
+
+POSITIONS: Final = 32
+"""Of a tile."""
+_BLOCK: Final = 32
+"""Elements of a head that are in registers at once."""
+
+
+def _blocks(e: Emit, size: Value, lanes: int) -> Iterator[tuple[Value, Sequence[int], Value]]:
+    """Writes loops over `size` floats, in vectors of `lanes` as far as they go, then of eight, then
+    one by one: (type, offsets of vectors in bytes, bytes in)."""
+    done = ir.Constant(I64, 0)
+    for step, width in ((_BLOCK, lanes), (LANES, LANES), (1, 1)):
+        count = e.b.udiv(e.b.sub(size, done), ir.Constant(I64, step))
+        with cgutils.for_range(e.b, count) as loop:
+            index = e.b.add(done, e.b.mul(loop.index, ir.Constant(I64, step)))
+            place = e.b.mul(index, ir.Constant(I64, 4))
+            yield vector(FLOAT, width), range(0, 4 * step, 4 * width), place
+        done = e.b.add(done, e.b.mul(count, ir.Constant(I64, step)))
+
+
+def _scores(lanes: int) -> Inline:
+    """Dot products of one query with `count` keys that lie `slot` bytes apart."""
+
+    def write(builder: Value, *arguments: Value) -> None:
+        keys, slot, count, size, query, scores = arguments
+        e = Emit(builder, PLAIN)
+        fours = builder.lshr(count, ir.Constant(I64, 2))
+        with cgutils.for_range(builder, fours) as loop:
+            first = builder.mul(loop.index, ir.Constant(I64, 4))
+            sums = _dots(e, (keys, slot, size, query), first, 4, lanes)
+            e.store(_four_totals(e, sums), moved(e, e.pointer(scores), first, 4), 0)
+        done = builder.mul(fours, ir.Constant(I64, 4))
+        with cgutils.for_range(builder, builder.sub(count, done)) as loop:
+            first = builder.add(done, loop.index)
+            (sum_,) = _dots(e, (keys, slot, size, query), first, 1, lanes)
+            e.store(e.total(sum_), moved(e, e.pointer(scores), first, 4), 0)
+
+    return inline("keys slot count size query scores", types.void, write)
+
+
+def _dots(e: Emit, arguments: Sequence[Value], first: Value, count: int, lanes: int) -> list[Value]:
+    """The products of `count` keys from the first on, still in `lanes` lanes each."""
+    keys, slot, size, query = arguments
+    zeros = ir.Constant(vector(FLOAT, lanes), [0.0] * lanes)
+    cells = [cgutils.alloca_once(e.b, zeros.type) for _ in range(count)]
+    places = [e.b.add(first, ir.Constant(I64, i)) for i in range(count)]
+    each = [e.pointer(e.b.add(keys, e.b.mul(slot, place))) for place in places]
+    for cell in cells:
+        e.b.store(zeros, cell)
+    for kind, offsets, place in _blocks(e, size, lanes):
+        for offset in offsets:
+            mine = e.load(moved(e, e.pointer(query), place, 1), offset, kind)
+            for key, cell in zip(each, cells, strict=True):
+                theirs = e.load(moved(e, key, place, 1), offset, kind)
+                before = e.b.load(cell)
+                pair = (e.padded(value, lanes) for value in (theirs, mine))
+                e.b.store(e.fma(*pair, before), cell)
+    return [e.b.load(cell) for cell in cells]
+
+
+def _four_totals(e: Emit, sums: Sequence[Value]) -> Value:
+    """The total of each of four vectors, added in the order of `Emit.total`."""
+    while sums[0].type.count > LANES:
+        sums = [_halves_added(e, each) for each in sums]
+    low, high = ((sums[i], sums[i + 1]) for i in (0, 2))
+    pairs = [
+        e.b.fadd(e.shuffle(a, [0, 1, 2, 3, 8, 9, 10, 11], b), e.shuffle(a, _HIGH_FOURS, b))
+        for a, b in (low, high)
+    ]
+    a, b = pairs
+    twos = e.b.fadd(
+        e.shuffle(a, [0, 1, 8, 9, 4, 5, 12, 13], b), e.shuffle(a, [2, 3, 10, 11, 6, 7, 14, 15], b)
+    )
+    # Lanes are the first, third, second and fourth vector's, two each.
+    return e.b.fadd(e.shuffle(twos, [0, 4, 2, 6]), e.shuffle(twos, [1, 5, 3, 7]))
+
+
+_HIGH_FOURS: Final = (4, 5, 6, 7, 12, 13, 14, 15)
+
+
+def _halves_added(e: Emit, a: Value) -> Value:
+    half = int(a.type.count) // 2
+    return e.b.fadd(e.shuffle(a, range(half)), e.shuffle(a, range(half, 2 * half)))
+
+
+def _mixed(lanes: int, heads: int) -> Inline:
+    """Adds `count` values, times their scores, to the rows of `heads` heads."""
+
+    def write(builder: Value, *arguments: Value) -> None:
+        values, slot, count, size, scores, span, out, stride = arguments
+        e = Emit(builder, PLAIN)
+        strides = [ir.Constant(I64, h) for h in range(heads)]
+        shares = [e.pointer(builder.add(scores, builder.mul(span, h))) for h in strides]
+        targets = [e.pointer(builder.add(out, builder.mul(stride, h))) for h in strides]
+        for kind, offsets, place in _blocks(e, size, lanes):
+            cells = [[cgutils.alloca_once(builder, kind) for _ in offsets] for _ in targets]
+            for target, mine in zip(targets, cells, strict=True):
+                for offset, cell in zip(offsets, mine, strict=True):
+                    builder.store(e.load(moved(e, target, place, 1), offset, kind), cell)
+            with cgutils.for_range(builder, count) as loop:
+                value = e.pointer(builder.add(values, builder.mul(slot, loop.index)))
+                read = [e.load(moved(e, value, place, 1), offset, kind) for offset in offsets]
+                for share, mine in zip(shares, cells, strict=True):
+                    factor = e.scalar(e.load(moved(e, share, loop.index, 4), 0, FLOAT), kind.count)
+                    for part, cell in zip(read, mine, strict=True):
+                        builder.store(e.fma(part, factor, builder.load(cell)), cell)
+            for target, mine in zip(targets, cells, strict=True):
+                for offset, cell in zip(offsets, mine, strict=True):
+                    e.store(builder.load(cell), moved(e, target, place, 1), offset)
+
+    return inline("values slot count size scores span out stride", types.void, write)
 
 
 def _softmax() -> Inline:
@@ -68,9 +183,11 @@ def _clear() -> Inline:
 
 
 def attention(name: str, features: Features) -> Kernel:
-    dot_one, dot_four = (rows.float_dot(name, tile, features) for tile in (1, rows.TILE))
-    add_one, add_four = (rows.add_scaled(name, tile, features) for tile in (1, rows.TILE))
+    lanes = 2 * LANES if features.dot == "evex" else LANES
+    dots, decode = _scores(lanes), rows.decode(name, features)
+    mix_one, mix_two, mix_four = (_mixed(lanes, heads) for heads in (1, 2, 4))
     softmax, clear = _softmax(), _clear()
+    converts = name != "F32"
 
     def kernel(p: int, task: int, thread: int) -> None:
         q, out, heads, kv_heads = word(p, 0), word(p, 1), word(p, 2), word(p, 3)
@@ -79,7 +196,8 @@ def attention(name: str, features: Features) -> Kernel:
         keys, key_slot, key_head = word(p, 10), word(p, 11), word(p, 12)
         key_scales, value_scales = word(p, 13), word(p, 14)
         values, value_slot, value_head = word(p, 15), word(p, 16), word(p, 17)
-        scores = word(p, 18) + thread * word(p, 19)
+        tile = word(p, 18) + thread * word(p, 19)
+        scores = tile + word(p, 20)
         row, kv_head = task // kv_heads, task % kv_heads
         group = heads // kv_heads
         last = start + row + 1
@@ -87,31 +205,39 @@ def attention(name: str, features: Features) -> Kernel:
         span = 4 * (last - first)
         index = row * heads + kv_head * group
         mine, wide = q + index * key_size * 4, key_size * 4
-        for t in range(first, last):
-            key = keys + t * key_slot + kv_head * key_head
-            at = key_scales + (t * kv_heads + kv_head) * (key_size // 8)
+        for t in range(first, last, POSITIONS):
+            count = min(POSITIONS, last - t)
             score = scores + 4 * (t - first)
-            h = 0
-            while h + 4 <= group:
-                dot_four(key, at, key_size, mine + h * wide, wide, score + h * span, span)
-                h += 4
-            while h < group:
-                dot_one(key, at, key_size, mine + h * wide, wide, score + h * span, span)
-                h += 1
+            at, slot = keys + t * key_slot + kv_head * key_head, key_slot
+            if converts:
+                for i in range(count):
+                    steps = key_scales + ((t + i) * kv_heads + kv_head) * (key_size // 8)
+                    decode(at + i * key_slot, steps, key_size, tile + i * wide)
+                at, slot = tile, wide
+            for h in range(group):
+                dots(at, slot, count, key_size, mine + h * wide, score + h * span)
         for h in range(group):
             softmax(scores + h * span, last - first, scale, cap)
         mine, wide = out + index * value_size * 4, value_size * 4
         clear(mine, group * value_size)
-        for t in range(first, last):
-            value = values + t * value_slot + kv_head * value_head
-            at = value_scales + (t * kv_heads + kv_head) * (value_size // 8)
+        for t in range(first, last, POSITIONS):
+            count = min(POSITIONS, last - t)
             score = scores + 4 * (t - first)
+            at, slot = values + t * value_slot + kv_head * value_head, value_slot
+            if converts:
+                for i in range(count):
+                    steps = value_scales + ((t + i) * kv_heads + kv_head) * (value_size // 8)
+                    decode(at + i * value_slot, steps, value_size, tile + i * wide)
+                at, slot = tile, wide
             h = 0
             while h + 4 <= group:
-                add_four(value, at, value_size, score + h * span, span, mine + h * wide, wide)
+                mix_four(at, slot, count, value_size, score + h * span, span, mine + h * wide, wide)
                 h += 4
+            while h + 2 <= group:
+                mix_two(at, slot, count, value_size, score + h * span, span, mine + h * wide, wide)
+                h += 2
             while h < group:
-                add_one(value, at, value_size, score + h * span, span, mine + h * wide, wide)
+                mix_one(at, slot, count, value_size, score + h * span, span, mine + h * wide, wide)
                 h += 1
 
     return kernel

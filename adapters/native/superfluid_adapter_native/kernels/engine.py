@@ -240,7 +240,8 @@ class Kernels:
         kv_heads = _key_heads(q, keys, values, start + n)
         q, out = _rows(q), _target(out, (n, heads, values[0].shape[2]))
         span = start + n if not window else min(start + n, window)
-        each = heads // kv_heads * span
+        tile = attention.POSITIONS * max(size, out.shape[2])
+        each = tile + heads // kv_heads * span
         if self._scratch.size < each * self._driver.threads:
             self._scratch = np.empty(2 * each * self._driver.threads, np.float32)
         words = [address(q), address(out), heads, kv_heads, size, out.shape[2], start, span]
@@ -248,9 +249,9 @@ class Kernels:
         words += [address(keys[0]), keys[0].strides[0], keys[0].strides[1]]
         words += [address(parts[1]) if len(parts) > 1 else 0 for parts in (keys, values)]
         words += [address(values[0]), values[0].strides[0], values[0].strides[1]]
-        words += [address(self._scratch), 4 * each]
+        words += [address(self._scratch), 4 * each, 4 * tile]
         kernel = self._typed(attention.attention, _CACHE_TYPES[keys[0].dtype.name])
-        self._driver.run(kernel, words, n * kv_heads, alone=n * each * size < _ALONE_MACS)
+        self._driver.run(kernel, words, n * kv_heads, alone=n * (each - tile) * size < _ALONE_MACS)
         return out
 
     def _run(

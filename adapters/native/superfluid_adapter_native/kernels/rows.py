@@ -182,25 +182,6 @@ def decode(name: str, features: Features) -> Inline:
     return inline("w scales columns out", types.void, write)
 
 
-def add_scaled(name: str, tile: int, features: Features) -> Inline:
-    """Adds a row of `columns` weights, times a float per row of the tile, to rows of floats."""
-
-    def write(builder: Value, *arguments: Value) -> None:
-        w, scales, columns, factors, factor_stride, out, out_stride = arguments
-        e = Emit(builder, features)
-        targets = _tile(e, out, out_stride, tile)
-        each = [e.load(p, 0, FLOAT) for p in _tile(e, factors, factor_stride, tile)]
-        for values, place in _weights(e, name, w, scales, columns):
-            for target, factor in zip(targets, each, strict=True):
-                there = moved(e, target, place, 1)
-                for i, value in enumerate(values):
-                    before = e.load(there, 4 * LANES * i, value.type)
-                    after = e.fma(value, e.scalar(factor, value.type.count), before)
-                    e.store(after, there, 4 * LANES * i)
-
-    return inline("w scales columns factors factor_stride out out_stride", types.void, write)
-
-
 def quantise() -> Inline:
     """A row of `groups` thirty-two floats each, as `int8_dot` takes it.
 
