@@ -7,11 +7,13 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import stat
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,11 +22,14 @@ from typing import Any
 import httpx
 import jsonschema
 import msgspec
+import psutil
 import pytest
 from superfluid_adapter_fake.orders import write_model
 
+from superfluid.catalog import catalog
 from superfluid_compat.documents import DOCUMENTS, FOLDER, schema_name, schema_text
 from superfluid_workerd.link.answers import InstallPlan, Wheel
+from support import tiny_models
 from support.chunk_wheels import serving_index
 from support.disks import small_disk
 from support.engine import (
@@ -337,7 +342,7 @@ def test_install_pin_update_roll_back_repair_remove(
     [
         (["--version", "9"], 2, "no version 9"),
         (["--version", "2.2"], 2, "did you mean 2.1?"),
-        (["--backend", "gpu"], 2, "no version gpu"),
+        (["--backend", "gpu"], 2, "no backend gpu"),
         (["--version", "2.1"], 4, "does not install on this machine: too old"),
         (["--sha256", "0" * 64], 2, "--sha256 goes with --from"),
         (["--from", "https://127.0.0.1:1/x.tar.gz"], 2, "no known SHA-256"),
@@ -763,6 +768,59 @@ def test_a_choice_that_is_wrong(engine: Engine, tmp_path: Path) -> None:
     assert json.loads(ended.out)["exit_code"] == 3
 
 
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"SUPERFLUID_LANES": "0"}, "; set SUPERFLUID_LANES to an integer from 1 to 256"),
+        ({"SUPERFLUID_NATIVE_KV_TYPE": "q"}, "; set SUPERFLUID_NATIVE_KV_TYPE to one of f32, "),
+        ({"SUPERFLUID_NATIVE_EXAT": "1"}, "(environment); did you mean SUPERFLUID_NATIVE_EXACT?"),
+        ({"SUPERFLUID_RUNTIME": "fak"}, "did you mean fake?; it was given by SUPERFLUID_RUNTIME"),
+        ({"SUPERFLUID_CONTEXT": "7000"}, "; it was given by SUPERFLUID_CONTEXT"),
+        ({"SUPERFLUID_NATIVE_LAYERS": "9"}, "; it was given by SUPERFLUID_NATIVE_LAYERS"),
+        ({"SUPERFLUID_NAME": "a/b"}, "; it was given by SUPERFLUID_NAME"),
+    ],
+)
+def test_what_the_environment_gives_wrong_is_mended_there(
+    engine: Engine, tmp_path: Path, variables: dict[str, str], words: str
+) -> None:
+    model = str(tiny_models.write_model(tmp_path / "m.gguf", tiny_models.TinyModel()))
+    ended = engine("serve", model, "--plan", **variables)
+    assert ended.code in (2, 3)
+    assert words in ended.err
+    assert ended.err.count("\n") == 1
+
+
+def test_a_flag_that_no_runtime_has_is_unknown_whoever_serves(
+    engine: Engine, tmp_path: Path
+) -> None:
+    model = str(write_model(tmp_path / "m.fake"))
+    for flag, words in (
+        ("--engine-nope", "unknown option --engine-nope (flag); see superfluid runtime options en"),
+        ("--engine-gea", "unknown option --engine-gea (flag); did you mean --engine-gear?"),
+        ("--fake-mod", "unknown option --fake-mod (flag); did you mean --fake-mode?"),
+    ):
+        ended = engine("serve", model, "--plan", flag, "1")
+        assert (ended.code, words in ended.err) == (2, True), ended.err
+
+
+def test_an_adapter_that_hangs_holds_nobody_up(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "LEAST_S", 3.0)
+    script, pid = tmp_path / "worker", tmp_path / "pid"
+    script.write_text(f"#!/bin/sh\necho $$ > {pid}\nexec sleep 600\n")
+    script.chmod(0o755)
+    began = time.monotonic()
+    rows = engine.json("runtimes", SUPERFLUID_WORKER_HUNG=str(script))["runtimes"]
+    assert time.monotonic() - began < catalog.ANSWER_S
+    found = {row["id"]: row for row in rows}
+    assert found["hung"]["state"] == "broken"
+    assert re.search(r"did not answer in \d+ s .* as others did", found["hung"]["problem"])
+    assert "SUPERFLUID_WORKER_HUNG" in found["hung"]["fix"]
+    assert found["fake"]["state"] == "ready"
+    assert not psutil.pid_exists(int(pid.read_text()))
+
+
 def test_a_worker_named_by_the_environment_answers_before_the_shipped_one(
     engine: Engine, tmp_path: Path
 ) -> None:
@@ -813,6 +871,59 @@ def test_the_shell_completes_options_and_installs(engine: Engine, tmp_path: Path
     assert completions(engine, "superfluid runtime use eng") == ["engine"]
     assert completions(engine, "superfluid runtime use engine ") == ["2.0-local"]
     assert completions(engine, "superfluid serve --runtime engine@") == ["engine@2.0-local"]
+    assert completions(engine, "superfluid serve --sandbox s") == ["strict"]
+    assert completions(engine, "superfluid serve --qos b") == ["background"]
+    for before in ("", "m.fake "):
+        assert completions(engine, f"superfluid serve {before}--fake-mode o") == ["odd"]
+    assert completions(engine, "superfluid serve m.fake --native-kv-type f") == ["f32", "f16"]
+    assert completions(engine, "superfluid serve --native-exact ") == ["true", "false"]
+
+
+def test_the_shell_completes_versions_and_backends(engine: Engine) -> None:
+    offers = [("2.1", "cpu"), ("2.0", "gpu"), ("2.0", "cpu")]
+    engine.offer(*(InstallPlan(version=version, backend=name) for version, name in offers))
+    start = "superfluid runtime install engine"
+    assert completions(engine, f"{start} --version ") == ["2.1", "2.0"]
+    assert completions(engine, f"{start} --backend ") == ["cpu", "gpu"]
+    assert completions(engine, f"{start} --version 2.0 --backend g") == ["gpu"]
+    assert completions(engine, f"{start} --version 2.1 --backend g") == []
+
+
+def test_versions_are_told_newest_first_whatever_their_backend(engine: Engine) -> None:
+    offers = [("b900", "cpu"), ("b1000", "cpu"), ("b1000", "gpu"), ("b1100", "gpu")]
+    engine.offer(*(InstallPlan(version=version, backend=name) for version, name in offers))
+    told = engine.json("runtime", "versions", "engine")["versions"]
+    assert [(row["version"], row["backend"]) for row in told] == [
+        ("b1100", "gpu"), ("b1000", "cpu"), ("b1000", "gpu"), ("b900", "cpu"),
+    ]  # fmt: skip
+
+
+def test_what_cannot_be_installed_so_is_told_as_it_is(engine: Engine, tmp_path: Path) -> None:
+    offers = [("2.1", "cpu"), ("2.0", "gpu"), ("2.0", "cpu")]
+    engine.offer(*(InstallPlan(version=version, backend=name) for version, name in offers))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    wheel = Wheel(name="enginelib", version="2.2", size=1, sha256="0" * 64)
+    for arguments, words in [
+        (["--backend", "metal"], "has no backend metal to install here, wanted one of cpu, gpu;"),
+        (["--backend", "gpuu"], "did you mean gpu?"),
+        (["--version", "9"], "has no version 9 to install here, wanted one of 2.1, 2.0;"),
+        (["--version", "2.1", "--backend", "gpu"], "no backend gpu to install here, wanted one of"),
+        (["--from", str(empty), "--backend", "nonsense"], "leave it out, it is local then"),
+        (["--from", str(empty), "--backend", "a/b"], "--backend 'a/b' cannot name an install"),
+        (["--from", str(empty)], str(empty)),
+    ]:
+        ended = engine("runtime", "install", "engine", *arguments)
+        assert ended.code in (2, 4)
+        told = ended.err.splitlines()[-1]
+        assert words in told, told
+        assert ".staging" not in told
+    engine.offer(InstallPlan(version="2.2", environment=(wheel,)))
+    for more in ([], ["--dry-run"]):
+        ended = engine("runtime", "install", "engine", "--from", str(empty), *more)
+        assert ended.code == 2
+        assert f"an environment of its own, which cannot be made from {empty};" in ended.err
+        assert "leave --from out; an environment of your own serves with --engine-" in ended.err
 
 
 # Configuration
@@ -862,6 +973,21 @@ def test_every_value_shows_where_it_comes_from(engine: Engine, tmp_path: Path) -
     assert "[models.small]" in engine("config", "show", "small", "--config", str(other)).out
 
 
+def test_a_value_that_only_the_model_refuses_is_traced_to_its_file(
+    engine: Engine, tmp_path: Path
+) -> None:
+    model = tiny_models.write_model(tmp_path / "m.gguf", tiny_models.TinyModel())
+    file = tmp_path / "superfluid.toml"
+    for text, place in [
+        ("[options]\ncontext = 7000", f"context in {file}"),
+        ("[runtimes.native]\nlayers = [9]", f"native-layers in {file} [runtimes.native]"),
+    ]:
+        file.write_text(text)
+        ended = engine("serve", str(model), "--plan", "--config", str(file))
+        assert ended.code in (2, 3)
+        assert ended.err.endswith(f"; it was given by {place}\n")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -872,7 +998,9 @@ def test_every_value_shows_where_it_comes_from(engine: Engine, tmp_path: Path) -
         ("[models.m]\nruntime = 'x'", "models.m.model: field required"),
         ("[runtimes.natve]\nexact = true", "did you mean native?"),
         ("[runtimes.fake]\nmode = 'loud'", "option fake-mode was given 'loud'"),
-        ("[runtimes.fake]\nmood = 'odd'", "did you mean fake-mode?"),
+        ("[runtimes.fake]\nmode = 'loud'", "superfluid.toml [runtimes.fake] to one of"),
+        ("[runtimes.fake]\nmood = 'odd'", "did you mean mode?"),
+        ("[options]\nlanes = 0", "set lanes in "),
         ("lanes = [", "is no TOML"),
         ("[server]\nconfig = 'x'", "names no other"),
     ],

@@ -195,8 +195,7 @@ class Option:
 
     def variable(self, adapter: str = "") -> str:
         """`SUPERFLUID_NATIVE_CACHE_BYTES`, or without an adapter `SUPERFLUID_CONTEXT`."""
-        parts = ["superfluid", adapter, self.name] if adapter else ["superfluid", self.name]
-        return "_".join(parts).replace("-", "_").upper()
+        return _variable(f"{adapter}-{self.name}" if adapter else self.name)
 
     def describe(self) -> dict[str, Any]:
         """The declaration as plain JSON, for `runtime options --json`."""
@@ -268,30 +267,74 @@ def resolve(
     """Every option with its value and origin; the first source that names it wins.
 
     `sources` are (origin, values by option name), strongest first; text is parsed, other values
-    are checked. Raises `UnknownOption` naming the nearest, and `BadOptionValue`.
+    are checked. Raises `UnknownOption` naming the nearest, and `BadOptionValue`; both advise what
+    to mend where the value came from.
     """
     declared = {option.name: option for option in options}
-    for origin, values in sources:
-        for name in values:
-            if name not in declared:
-                raise unknown_option(name, declared, origin)
+    require_known(declared, sources)
     resolved = {}
     for name, option in declared.items():
         found = Resolved(option.default, "default")
         for origin, values in reversed(sources):
             if name in values:
-                raw = values[name]
-                value = option.parse(raw) if isinstance(raw, str) else option.check(raw)
-                found = Resolved(value, origin)
+                found = Resolved(_taken(option, values[name], origin), origin)
         resolved[name] = found
     return resolved
 
 
-def unknown_option(name: str, known: Iterable[str], origin: str) -> UnknownOption:
-    """The refusal of `name`, with the nearest declared one."""
-    near = nearest(name, known)
-    fix = f"did you mean {near}?" if near else "see the options with superfluid serve --help"
-    return UnknownOption(f"unknown option {name} ({origin})", fix=fix, param=name)
+def _taken(option: Option, raw: object, origin: str) -> Value:
+    try:
+        return option.parse(raw) if isinstance(raw, str) else option.check(raw)
+    except BadOptionValue as error:
+        place = place_of(option.name, origin)
+        if place is not None:
+            error.fix = f"set {place} to {option.accepts()}"
+        raise
+
+
+def place_of(name: str, origin: str) -> str | None:
+    """Where the value of option `name` stands that came from `origin`: the variable, or the file
+    and its table; None for a flag and what else is given by a person's own hand."""
+    if origin == "environment":
+        return _variable(name)
+    file = origin.removeprefix("config ")
+    return f"{name} in {file}" if file != origin else None
+
+
+def require_known(
+    known: Iterable[str], sources: Sequence[tuple[str, Mapping[str, object]]], adapter: str = ""
+) -> None:
+    """Raise `UnknownOption` for the first name that is not among `known`, the options of
+    `adapter`, or without one `serve`'s own."""
+    names = set(known)
+    for origin, values in sources:
+        for name in values:
+            if name not in names:
+                raise unknown_option(name, names, origin, adapter)
+
+
+def unknown_option(
+    name: str, known: Iterable[str], origin: str, adapter: str = ""
+) -> UnknownOption:
+    """The refusal of `name`, with the nearest declared one, both as `origin` spells them."""
+    near = nearest(name, sorted(known))
+    see = f"runtime options {adapter}" if adapter else "serve --help"
+    return UnknownOption(
+        f"unknown option {_spelled(name, origin, adapter)} ({origin})",
+        fix=f"did you mean {_spelled(near, origin, adapter)}?" if near else f"see superfluid {see}",
+        param=f"{adapter}-{name}" if adapter else name,
+    )
+
+
+def _spelled(name: str, origin: str, adapter: str) -> str:
+    whole = f"{adapter}-{name}" if adapter else name
+    if origin == "flag":
+        return f"--{whole}"
+    return _variable(whole) if origin == "environment" else name
+
+
+def _variable(name: str) -> str:
+    return f"superfluid_{name}".replace("-", "_").upper()
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

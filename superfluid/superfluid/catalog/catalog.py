@@ -27,6 +27,11 @@ from superfluid_workerd.link.answers import About, AdapterInfo, Facts, Format, I
 from superfluid_workerd.options import Option, nearest
 
 ANSWER_S: Final = 30.0
+PATIENCE: Final = 5
+"""How many times as long as others an adapter may take that is asked beside them."""
+
+LEAST_S: Final = 8.0
+"""How long it may take after others in any case."""
 CHECK_S: Final = 300.0
 PREPARE_S: Final = 1800.0
 
@@ -78,8 +83,29 @@ class Catalog:
         self.entries = tuple(entries.find() if found is None else found)
 
     async def rows(self) -> list[Row]:
-        """All adapters, the broken ones with their reason."""
-        return list(await asyncio.gather(*(self._row(entry) for entry in self.entries)))
+        """All adapters, the broken ones with their reason; whoever keeps the others waiting is
+        one of these."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        asking = {entry: asyncio.create_task(self._row(entry)) for entry in self.entries}
+        waiting = {task for entry, task in asking.items() if entry.problem is None}
+        patience = None
+        try:
+            while waiting:
+                answered, waiting = await asyncio.wait(
+                    waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not answered:
+                    break
+                patience = max(LEAST_S, (PATIENCE - 1) * (clock() - began))
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        return [
+            _late(entry, clock() - began) if task in waiting else await task
+            for entry, task in asking.items()
+        ]
 
     async def row(self, adapter: str) -> Row:
         """The adapter of that id or alias. Raises `UnknownAdapter`, or why it cannot answer."""
@@ -221,6 +247,15 @@ def named(rows: Sequence[Row], runtime: str) -> Row:
         fix=f"did you mean {near}?" if near else None,
         param="runtime",
     )
+
+
+def _late(entry: Entry, took_s: float) -> Row:
+    """The row of an adapter that did not answer while others did."""
+    problem = RuntimeBroken(
+        f"runtime {entry.id} did not answer in {took_s:.0f} s when asked for about, as others did",
+        fix=entry.remedy,
+    )
+    return Row(entry, None, problem)
 
 
 def _no_adapter() -> RuntimeBroken:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import re
 from pathlib import Path
 from typing import Final
 
@@ -108,7 +109,14 @@ def versions_document(row: Row, installs: Installs) -> Versions:
         )
         for each in (row.about.versions if row.about else ())
     ]
+    # An adapter may list one backend after the other; what is equal stays in its order.
+    known.sort(key=lambda each: _numbers(each.version), reverse=True)
     return Versions(runtime=row.id, versions=known)
+
+
+def _numbers(version: str) -> list[int]:
+    """What versions of one runtime are ordered by, whatever stands between their numbers."""
+    return [int(number) for number in re.findall(r"[0-9]+", version)]
 
 
 async def compat_document(catalog: Catalog) -> Compat:

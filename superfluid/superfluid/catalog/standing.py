@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,13 +22,14 @@ from superfluid_compat.errors import (
     DoesNotFit,
     ForeignOption,
     ModelError,
+    RuntimeBroken,
     RuntimeNotInstalled,
     SuperfluidError,
     UsageError,
 )
 from superfluid_compat.verdicts import Rule, State, Verdict, judge_library
 from superfluid_workerd.link.answers import Facts, Probe
-from superfluid_workerd.options import Option, Resolved, resolve
+from superfluid_workerd.options import Option, Resolved, require_known, resolve
 
 AVAILABLE_SHARE: Final = 0.8
 """Of the memory that is free, what a model may take."""
@@ -87,6 +89,7 @@ def resolve_options(
     adapter: str, declared: Sequence[Option], sources: Sources
 ) -> dict[str, Resolved]:
     """An adapter's options, refused by the names that users give them."""
+    require_known([option.name for option in declared], sources, adapter)
     prefix = f"{adapter}-"
     named = [replace(option, name=f"{prefix}{option.name}") for option in declared]
     given = [
@@ -167,6 +170,11 @@ class Chooser:
         rows = await self.catalog.candidates(model, wanted.runtime)
         for row in rows:
             self.options(row)
+        chosen = await self._choose(model, wanted, rows)
+        await self._require_own_flags(chosen.standing.row.id)
+        return chosen
+
+    async def _choose(self, model: Path, wanted: Wanted, rows: Sequence[Row]) -> Choice:
         if wanted.runtime is not None:
             return self._chosen(await self._named(rows[0], wanted.install), "asked for by name")
         owned = next((row for row in rows if self._owned(row)), None)
@@ -241,17 +249,22 @@ class Chooser:
             return f"its weights and what goes with them do not fit ({error.message})"
         return None
 
-    def _chosen(self, standing: Standing, why: str) -> Choice:
+    async def _require_own_flags(self, chosen: str) -> None:
+        """Refuse flags of runtimes that do not serve: those that none has as such."""
         for id_, sources in self.sources.items():
             flags = next((values for origin, values in sources if origin == "flag"), {})
-            if id_ != standing.row.id and flags:
+            if id_ != chosen and flags:
+                with contextlib.suppress(RuntimeBroken, ContractRefused):
+                    self.options(await self.catalog.row(id_))
                 name = next(iter(flags))
                 raise ForeignOption(
                     f"--{id_}-{name} is an option of runtime {id_}, the model is served by "
-                    f"{standing.row.id}",
+                    f"{chosen}",
                     fix=f"leave it out, or give --runtime {id_}",
                     param=f"{id_}-{name}",
                 )
+
+    def _chosen(self, standing: Standing, why: str) -> Choice:
         return Choice(standing, self.options(standing.row), why)
 
 

@@ -39,7 +39,12 @@ Version = Annotated[
     ),
 ]
 Backend = Annotated[
-    str | None, typer.Option("--backend", help="Backend to install; without it the first.")
+    str | None,
+    typer.Option(
+        "--backend",
+        help="Backend to install; without it the first.",
+        autocompletion=completion.backends,
+    ),
 ]
 Untested = Annotated[bool, typer.Option("--untested", help="Install a build that nobody tested.")]
 JsonLines = Annotated[
@@ -215,7 +220,11 @@ def _install(runtime: str, order: Order, *, as_json: bool, dry_run: bool = False
     check_source(order)
     with _installer(row, as_json=as_json) as (installer, done):
         if dry_run:
-            plans = installer.plan(row, order)[:1] if order.source is None else []
+            plans: list[InstallPlan] = []
+            if order.source is None:
+                plans = installer.plan(row, order)[:1]
+            else:
+                installer.require_source(row, order)
             if as_json:
                 _tell_plan(row, plans, order)
             else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer import core
 
-from superfluid.cli.completion import option_flags, runtime_choices
+from superfluid.cli.completion import option_flags, option_values, runtime_choices, words_of
 from superfluid.cli.settled import Settled, settled
 from superfluid.config import SERVE, server_name
 from superfluid_compat.errors import ExitCode, UsageError
@@ -34,12 +34,19 @@ class ServeCommand(core.TyperCommand):
         return super().parse_args(ctx, kept)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Its own options, and those of every runtime."""
+        """Its own options, and those of every runtime with their values."""
+        item: Any = vars(core)["CompletionItem"]  # typer has no public name for it
         found = super().shell_complete(ctx, incomplete)
         if incomplete.startswith("-"):
-            item: Any = vars(core)["CompletionItem"]  # typer has no public name for it
             found += [item(flag, help=text) for flag, text in option_flags(incomplete)]
-        return found
+        return found + [item(word) for word in _pending(ctx, incomplete)]
+
+
+def _pending(ctx: Any, incomplete: str) -> list[str]:
+    """Values of a runtime's option that stands last and has none yet."""
+    extra = ctx.meta.get(_EXTRA)
+    flag, value = extra[-1] if extra else ("", "")
+    return option_values(flag, incomplete) if value is None else []
 
 
 def _takes_value(parameter: Any) -> bool:
@@ -79,7 +86,8 @@ def serve(
         str | None,
         typer.Argument(
             help="A path, a name of the shelf, or a hub id org/model[:file-or-quant]; "
-            "without it the shelf's default."
+            "without it the shelf's default.",
+            autocompletion=_pending,
         ),
     ] = None,
     plan: Annotated[
@@ -96,6 +104,12 @@ def serve(
         raise UsageError("--json prints a plan, wanted --plan beside it", fix="give --plan --json")
     flags = {name.replace("_", "-"): value for name, value in given.items() if value is not None}
     told = settled(model, flags, invocation.meta[_EXTRA])
+    with told.traced():
+        code = _served(told, plan=plan, as_json=as_json)
+    raise typer.Exit(code)
+
+
+def _served(told: Settled, *, plan: bool, as_json: bool) -> ExitCode:
     server_name(_text(told.values["name"]))
     _set_up_logs(told.values)
     try:
@@ -106,14 +120,13 @@ def serve(
             from superfluid.cli.plan import show_plan
 
             show_plan(settings(located, told), as_json=as_json)
-            return
+            return ExitCode.OK
         from superfluid.daemon import run
 
-        code = run(settings(located, told))
+        return run(settings(located, told))
     except KeyboardInterrupt:
         # Before the daemon hears signals itself; being stopped as asked is a clean end.
-        code = ExitCode.OK
-    raise typer.Exit(code)
+        return ExitCode.OK
 
 
 def _set_up_logs(values: Mapping[str, Resolved]) -> None:
@@ -191,7 +204,13 @@ def _metavar(option: Option) -> str:
 
 
 def _completion(option: Option) -> dict[str, Any]:
-    return {"autocompletion": runtime_choices} if option.name == "runtime" else {}
+    if option.name == "runtime":
+        return {"autocompletion": runtime_choices}
+
+    def words(incomplete: str) -> list[str]:
+        return words_of(option, incomplete)
+
+    return {"autocompletion": words} if words("") else {}
 
 
 def _with_options() -> inspect.Signature:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING
 from superfluid.catalog.entries import find
 from superfluid.config import CONFIG, SERVE, Sources, adapter_variables, settle
 from superfluid.paths import Paths
-from superfluid_compat.errors import UsageError
-from superfluid_workerd.options import Resolved, nearest, unknown_option
+from superfluid_compat.errors import SuperfluidError, UsageError
+from superfluid_workerd.options import Resolved, nearest, place_of, unknown_option
 
 if TYPE_CHECKING:
     from superfluid.configfile import ConfigFile
@@ -29,6 +30,30 @@ class Settled:
     name: str | None
     values: Mapping[str, Resolved]
     adapters: Mapping[str, Sources]
+
+    @contextlib.contextmanager
+    def traced(self) -> Iterator[None]:
+        """An error over an option that no flag gave says what did."""
+        try:
+            yield
+        except SuperfluidError as error:
+            place = self._place(error.param) if error.param else None
+            if place is not None and place not in error.line():
+                error.fix = f"{error.fix}; it was given by {place}"
+            raise
+
+    def _place(self, name: str) -> str | None:
+        own = self.values.get(name)
+        if own is not None:
+            return place_of(name, own.origin)
+        given = (
+            place_of(f"{id_}-{option}", origin)
+            for id_, sources in self.adapters.items()
+            for origin, values in sources
+            for option in values
+            if name in (option, f"{id_}-{option}")
+        )
+        return next(given, None)
 
 
 def settled(argument: str | None, flags: Mapping[str, object], extra: Extra = ()) -> Settled:
@@ -76,7 +101,7 @@ def adapter_flags(given: Extra, ids: Sequence[str]) -> dict[str, dict[str, objec
     for flag, value in given:
         id_ = next((id_ for id_ in longest if flag.startswith(f"--{id_}-")), None)
         if id_ is None:
-            raise unknown_option(flag, _known_flags(flag, ids), "flag")
+            raise unknown_option(flag.removeprefix("--"), _known_names(flag, ids), "flag")
         if value is None:
             raise UsageError(f"{flag} has no value, wanted one", fix=f"give {flag} VALUE")
         flags[id_][flag.removeprefix(f"--{id_}-")] = value
@@ -88,11 +113,11 @@ def adapter_ids() -> list[str]:
     return [entry.id for entry in find()]
 
 
-def _known_flags(flag: str, ids: Sequence[str]) -> list[str]:
-    """Flags that `flag` may have meant; with a mistyped adapter, the same name at the right one."""
+def _known_names(flag: str, ids: Sequence[str]) -> list[str]:
+    """What `flag` may have meant; with a mistyped adapter, the same name at the right one."""
     word, _, name = flag.removeprefix("--").partition("-")
     near = nearest(word, ids)
-    return [option.flag() for option in SERVE] + ([f"--{near}-{name}"] if near and name else [])
+    return [option.name for option in SERVE] + ([f"{near}-{name}"] if near and name else [])
 
 
 __all__ = ["Extra", "Settled", "adapter_flags", "adapter_ids", "config_file", "settled"]

@@ -29,6 +29,7 @@ from superfluid.installs.order import (
     check_source,
     choose_versions,
     is_url,
+    require_backend,
     require_installable,
 )
 from superfluid.installs.store import (
@@ -70,6 +71,7 @@ LOCAL: Final = "local"
 """Backend of what `--from` names, where none was given."""
 
 _INTERPRETER: Final = "venv/bin/python"
+_STAGED: Final = "install"
 _PLAN_ROOM: Final = 3
 """An artifact takes its own size and what it unpacks to, about twice that."""
 
@@ -140,6 +142,7 @@ class Installer:
         check_source(order)
         with self.installs.lock(row.id, self.waiting), failures(self.installs.root):
             if order.source is not None:
+                self.require_source(row, order)
                 return self._place_first(row, order, [None])
             self.reports.stage("plan")
             plans = self.plan(row, order)
@@ -191,11 +194,12 @@ class Installer:
         """Stage, check and place one; `keep` is the name it must get again."""
         staging = self.installs.staging(row.id)
         try:
-            staged = self._stage(row, order, plan, staging)
-            self.reports.stage("check")
-            probe = asyncio.run(self._probe(row, staged.place))
-            verdict = judge(row, probe)
-            self._require(row, verdict, order)
+            with named_as(order.source, staging / _STAGED):
+                staged = self._stage(row, order, plan, staging)
+                self.reports.stage("check")
+                probe = asyncio.run(self._probe(row, staged.place))
+                verdict = judge(row, probe)
+                self._require(row, verdict, order)
             self.reports.stage("place")
             seal(staged.folder)
             manifest = _manifest(row, staged, probe, verdict, order)
@@ -208,6 +212,25 @@ class Installer:
         if not keep:
             self._take_up(install, verdict)
         return Outcome(install, same is None, self._used(install))
+
+    def require_source(self, row: Row, order: Order) -> None:
+        """Raise `NotInstallable` where the recipe makes an environment alone, which no files
+        replace, and for a backend that the recipe does not know."""
+        known = row.about.versions if row.about else ()
+        plans = [
+            asyncio.run(self.catalog.install_plan(row.id, each.version, each.backend))
+            for each in known[:1]
+        ]
+        if any(plan.environment and not plan.artifacts for plan in plans):
+            own = row.info.own_option if row.info else None
+            serve = f"; an environment of your own serves with --{row.id}-{own}" if own else ""
+            raise NotInstallable(
+                f"runtime {row.id} is installed as an environment of its own, which cannot be made "
+                f"from {order.source}",
+                fix=f"leave --from out{serve}",
+            )
+        if known and order.backend != LOCAL:
+            require_backend(row, order.backend, known, fix=f"leave it out, it is {LOCAL} then")
 
     def _same(self, manifest: Manifest) -> Install | None:
         """The install that has the manifest's name, when it holds the same files. One that holds
@@ -236,7 +259,7 @@ class Installer:
             )
 
     def _stage(self, row: Row, order: Order, plan: InstallPlan | None, staging: Path) -> Staged:
-        folder = staging / "install"
+        folder = staging / _STAGED
         folder.mkdir(mode=0o700)
         if plan is None:
             plan = InstallPlan(version=order.version or "", backend=order.backend or LOCAL)
@@ -380,6 +403,18 @@ def copy_folder(source: Path, target: Path) -> None:
             to.chmod(path.stat().st_mode & 0o700)
         else:
             raise BadArchive(f"{path} is neither file, folder nor link")
+
+
+@contextlib.contextmanager
+def named_as(source: str | None, staged: Path) -> Iterator[None]:
+    """Errors speak of `source`, not of the copy that is gone when they are read."""
+    try:
+        yield
+    except SuperfluidError as error:
+        if source is not None:
+            error.message = error.message.replace(str(staged), source)
+            error.fix = error.fix.replace(str(staged), source)
+        raise
 
 
 @contextlib.contextmanager

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from superfluid.catalog.catalog import Row
 from superfluid.installs.fetch import require_https
-from superfluid.installs.store import install_name
+from superfluid.installs.store import install_name, is_name
 from superfluid_compat.errors import NotInstallable, RuntimeUnavailable, UsageError
 from superfluid_workerd.link.answers import Version
 from superfluid_workerd.options import nearest
@@ -49,6 +50,14 @@ def check_source(order: Order) -> None:
             )
     elif not Path(order.source).expanduser().exists():
         raise UsageError(f"there is nothing at {order.source}", fix="name a file or a folder")
+    for what, name in (("version", order.version), ("backend", order.backend)):
+        if name is not None and not is_name(name):
+            raise UsageError(
+                f"--{what} {name!r} cannot name an install, wanted a word of letters, digits, "
+                "dots and hyphens",
+                fix=f"give --{what} a plain word",
+                param=what,
+            )
     if order.sha256 is not None and not _is_digest(order.sha256):
         raise UsageError(f"--sha256 {order.sha256} is no SHA-256 in hex, wanted 64 digits")
 
@@ -67,11 +76,13 @@ def choose_versions(row: Row, order: Order) -> list[Version]:
     Raises `NotInstallable` (no such version or backend), `RuntimeUnavailable` (not here).
     """
     known = row.about.versions if row.about else ()
-    fitting = [it for it in known if order.backend in (None, it.backend)]
-    if order.version is not None:
-        fitting = [it for it in fitting if it.version == order.version]
-    if not fitting:
-        raise _no_version(row, order, known)
+    if not known:
+        raise NotInstallable(
+            f"runtime {row.id} has no recipe to install from", fix="give --from PATH or URL"
+        )
+    fitting = _of_version(row, order.version, known)
+    require_backend(row, order.backend, fitting)
+    fitting = [it for it in fitting if order.backend in (None, it.backend)]
     here = [it for it in fitting if it.here is None]
     if not here:
         first = fitting[0]
@@ -83,15 +94,29 @@ def choose_versions(row: Row, order: Order) -> list[Version]:
     return [it for it in here if it.version == here[0].version]
 
 
-def _no_version(row: Row, order: Order, known: tuple[Version, ...]) -> NotInstallable:
+def require_backend(
+    row: Row, backend: str | None, known: Sequence[Version], fix: str | None = None
+) -> None:
+    """Raise `NotInstallable` for a backend that none of `known` has."""
+    names = list(dict.fromkeys(it.backend for it in known))
+    if backend is not None and backend not in names:
+        raise _not_offered(row, "backend", backend, names, fix)
+
+
+def _of_version(row: Row, version: str | None, known: Sequence[Version]) -> list[Version]:
     names = list(dict.fromkeys(it.version for it in known))
-    wanted = " ".join(filter(None, (order.version, order.backend)))
-    if not known:
-        return NotInstallable(
-            f"runtime {row.id} has no recipe to install from", fix="give --from PATH or URL"
-        )
-    near = nearest(order.version, names) if order.version else None
+    if version is not None and version not in names:
+        raise _not_offered(row, "version", version, names)
+    return [it for it in known if version in (None, it.version)]
+
+
+def _not_offered(
+    row: Row, what: str, wanted: str, names: Sequence[str], fix: str | None = None
+) -> NotInstallable:
+    near = nearest(wanted, names)
     return NotInstallable(
-        f"runtime {row.id} has no version {wanted} to install, wanted one of {', '.join(names)}",
-        fix=f"did you mean {near}?" if near else f"see superfluid runtime versions {row.id}",
+        f"runtime {row.id} has no {what} {wanted} to install here, wanted one of "
+        f"{', '.join(filter(None, names)) or 'none'}",
+        fix=f"did you mean {near}?" if near else fix or f"see superfluid runtime versions {row.id}",
+        param=what,
     )

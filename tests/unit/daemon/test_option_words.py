@@ -74,11 +74,16 @@ def test_good_words_come_back_and_bad_ones_are_exit_2_by_name(
     shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
     assert option.parse(shown) == value
     wrong = data.draw(bad(option))
+    origin, mended = data.draw(st.sampled_from([
+        ("flag", f"give --x-{option.name} "),
+        ("environment", f"set {option.variable('x')} to "),
+        ("config f [runtimes.x]", f"set x-{option.name} in f [runtimes.x] to "),
+    ]))  # fmt: skip
     with pytest.raises(BadOptionValue) as caught:
-        resolve_options("x", [option], [("environment", {option.name: wrong})])
+        resolve_options("x", [option], [(origin, {option.name: wrong})])
     assert caught.value.exit_code is ExitCode.USAGE
     assert caught.value.message.startswith(f"option x-{option.name} was given ")
-    assert f"--x-{option.name} " in caught.value.fix
+    assert caught.value.fix.startswith(mended)
     assert "\n" not in caught.value.line()
 
 
@@ -94,8 +99,8 @@ def test_a_misspelt_name_is_exit_2_and_names_the_nearest(
     with pytest.raises(UnknownOption) as caught:
         resolve_options("x", EVERY, [("flag", {name: "1"})])
     assert caught.value.exit_code is ExitCode.USAGE
-    assert f"unknown option x-{name}" in caught.value.message
-    assert caught.value.fix.startswith("did you mean x-")
+    assert f"unknown option --x-{name} (flag)" in caught.value.message
+    assert caught.value.fix.startswith("did you mean --x-")
 
 
 @given(name=LETTERS, value=st.text(max_size=5))

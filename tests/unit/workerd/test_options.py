@@ -20,6 +20,7 @@ from superfluid_workerd.options import (
     nearest,
     parse_indices,
     parse_size,
+    require_known,
     resolve,
 )
 
@@ -226,8 +227,38 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(UnknownOption) as caught:
         resolve(COMMON, [("environment", {"contxt": "5"})])
     assert caught.value.param == "contxt"
-    assert "environment" in caught.value.message
-    assert "did you mean context?" in caught.value.fix
+    assert caught.value.message == "unknown option SUPERFLUID_CONTXT (environment)"
+    assert caught.value.fix == "did you mean SUPERFLUID_CONTEXT?"
+
+
+@pytest.mark.parametrize(
+    ("origin", "fix"),
+    [
+        ("flag", "give --lanes an integer from 1 to 256"),
+        ("environment", "set SUPERFLUID_LANES to an integer from 1 to 256"),
+        ("config /x.toml [models.m]", "set lanes in /x.toml [models.m] to an integer from 1 to"),
+    ],
+)
+def test_a_bad_value_is_mended_where_it_came_from(origin: str, fix: str) -> None:
+    for value in ("many", 0):
+        with pytest.raises(BadOptionValue) as caught:
+            resolve(COMMON, [("flag", {}), (origin, {"lanes": value})])
+        assert caught.value.fix.startswith(fix)
+
+
+def test_an_unknown_name_is_spelled_as_where_it_came_from() -> None:
+    for origin, found, near in (
+        ("flag", "--x-mood", "--x-mode"),
+        ("environment", "SUPERFLUID_X_MOOD", "SUPERFLUID_X_MODE"),
+        ("config f [runtimes.x]", "mood", "mode"),
+    ):
+        with pytest.raises(UnknownOption) as caught:
+            require_known(["mode", "gear"], [(origin, {"mood": 1})], "x")
+        assert caught.value.message == f"unknown option {found} ({origin})"
+        assert caught.value.fix == f"did you mean {near}?"
+    with pytest.raises(UnknownOption) as caught:
+        require_known(["mode"], [("flag", {"zzz": 1})], "x")
+    assert caught.value.fix == "see superfluid runtime options x"
     assert nearest("zzz", ["context", "lanes"]) is None
 
 
