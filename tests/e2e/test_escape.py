@@ -83,6 +83,16 @@ def confined(
     return ModelHost(spec, served.folders, QUICK)
 
 
+async def beside(served: House) -> dict[str, str]:
+    """The worker of the other model, its scratch, and a kernel that workers share."""
+    await served.supervisor.served()
+    (scratch,) = served.folders.scratch.iterdir()
+    (scratch / "private").write_text("secret")
+    kernel = served.folders.scratch.parent / "shared" / "kernel"
+    kernel.write_text("code")
+    return {"sibling": str(served.note()), "scratch": str(scratch), "cache": str(kernel)}
+
+
 async def outcomes(
     served: House,
     targets: dict[str, str],
@@ -93,7 +103,7 @@ async def outcomes(
     """What each act came to, while the other model is asked for tokens. An adapter that says it
     starts processes does so while it loads."""
     orders = Orders(
-        moments=(Moment(act="escape", tokens=3, targets=targets),),
+        moments=(Moment(act="escape", tokens=3, targets=targets | await beside(served)),),
         grandchild=os.devnull if declared is not None and declared.spawn else None,
     )
     host = confined(served, Path(targets["model"]), orders, level, declared, **changes)
@@ -119,8 +129,9 @@ async def _text(host: ModelHost, request: GenerationRequest) -> str:
 
 
 async def test_nothing_gets_out_of_a_strict_sandbox(house: Open, targets: dict[str, str]) -> None:
-    found = await outcomes(house(), targets, "strict", data_bytes=4 << 30, file_bytes=1 << 30)
-    assert len(found) > 95
+    served = house()
+    found = await outcomes(served, targets, "strict", data_bytes=4 << 30, file_bytes=1 << 30)
+    assert len(found) > 150
     assert [name for name, outcome in found.items() if outcome == "done"] == []
     home = Path(targets["secret"])
     assert (home.read_text(), home.stat().st_mode & 0o777) == ("secret", 0o644)
@@ -129,6 +140,10 @@ async def test_nothing_gets_out_of_a_strict_sandbox(house: Open, targets: dict[s
         "linked",
         "m.fake",
     ]
+    (scratch,) = served.folders.scratch.iterdir()
+    assert [path.name for path in scratch.iterdir()] == ["private"]
+    shared = served.folders.scratch.parent / "shared"
+    assert [(path.name, path.read_text()) for path in shared.iterdir()] == [("kernel", "code")]
 
 
 async def test_basic_keeps_files_and_the_network_in(house: Open, targets: dict[str, str]) -> None:
@@ -146,7 +161,12 @@ async def test_what_is_tried_can_be_done_without_a_sandbox(
                 "connect abstract", "connect netlink", "signal the daemon", "watch the home",
                 "write into the home", "change a mode at home", "run a program", "link to a secret",
                 "make a file set-id", "read the daemon's environment", "call pidfd_open",
-                "send from a pair of sockets", "start threads"]  # fmt: skip
+                "send from a pair of sockets", "start threads", "read a sibling's environment",
+                "read a sibling beside", "read a sibling's scratch",
+                "signal a sibling", "slow a sibling", "move a sibling", "trace a sibling",
+                "copy a sibling", "hold a sibling", "list a sibling", "write into a sibling",
+                "write a kernel beside it", "write over a compiled kernel", "listen abstract",
+                "type into descriptor 0"]  # fmt: skip
     found = await outcomes(house(), targets | {"only": ",".join(harmless)}, "none")
     assert [name for name, outcome in found.items() if outcome != "done"] == []
     assert len(found) >= len(harmless) - 1

@@ -6,6 +6,7 @@ the kernel refuses as nonsense after it has let the call through.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -23,7 +24,9 @@ from typing import Final
 REPORT: Final = "escapes.json"
 """In the worker's folder for temporary files: outcome by act, `done` or the error's name."""
 
-_LET_THROUGH: Final = {errno.EINVAL, errno.EFAULT, errno.EBADF, errno.ESRCH, errno.ENOENT}
+_LET_THROUGH: Final = {
+    errno.EINVAL, errno.EFAULT, errno.EBADF, errno.ESRCH, errno.ENOENT, errno.ENOTTY
+}  # fmt: skip
 Act = Callable[[], object]
 _libc = ctypes.CDLL(None, use_errno=True)
 _CALLS: Final = {
@@ -33,7 +36,10 @@ _CALLS: Final = {
         "bpf": 321, "perf_event_open": 298, "keyctl": 250, "add_key": 248, "reboot": 169,
         "swapon": 167, "chroot": 161, "pivot_root": 155, "process_vm_readv": 310,
         "process_vm_writev": 311, "open_by_handle_at": 304, "personality": 135, "setuid": 105,
-        "shmget": 29, "mq_open": 240, "fork": 57, "vfork": 58, "userfaultfd": 323,
+        "shmget": 29, "mq_open": 240, "fork": 57, "vfork": 58, "userfaultfd": 323, "msgget": 68,
+        "semget": 64, "kcmp": 312, "tkill": 200, "rt_sigqueueinfo": 129, "syslog": 103,
+        "settimeofday": 164, "fanotify_init": 300, "name_to_handle_at": 303, "delete_module": 176,
+        "request_key": 249, "migrate_pages": 256, "iopl": 172, "modify_ldt": 154,
     },
     "aarch64": {
         "ptrace": 117, "mount": 40, "umount2": 39, "unshare": 97, "setns": 268,
@@ -41,15 +47,23 @@ _CALLS: Final = {
         "bpf": 280, "perf_event_open": 241, "keyctl": 219, "add_key": 217, "reboot": 142,
         "swapon": 224, "chroot": 51, "pivot_root": 41, "process_vm_readv": 270,
         "process_vm_writev": 271, "open_by_handle_at": 265, "personality": 92, "setuid": 146,
-        "shmget": 194, "mq_open": 180, "userfaultfd": 282,
+        "shmget": 194, "mq_open": 180, "userfaultfd": 282, "msgget": 186, "semget": 190,
+        "kcmp": 272, "tkill": 130, "rt_sigqueueinfo": 138, "syslog": 116, "settimeofday": 170,
+        "fanotify_init": 262, "name_to_handle_at": 264, "delete_module": 106, "request_key": 218,
+        "migrate_pages": 238,
     },
 }  # fmt: skip
 _NEW_CALLS: Final = {
     "pidfd_open": 434, "pidfd_getfd": 438, "io_uring_setup": 425, "clone3": 435, "openat2": 437,
     "open_tree": 428, "fsopen": 430, "move_mount": 429, "mount_setattr": 442,
-    "process_madvise": 440,
+    "process_madvise": 440, "io_uring_enter": 426, "io_uring_register": 427, "fsconfig": 431,
+    "fsmount": 432, "fspick": 433, "pidfd_send_signal": 424, "process_mrelease": 448,
+    "lsm_set_self_attr": 460, "listmount": 458,
 }  # fmt: skip
-_NEW_USER: Final = 0x10000000
+_FIRST: Final = {"unshare": 0x10000000, "msgget": 1, "semget": 1}
+"""First arguments that are no 0: a user namespace, keys of objects that nobody has."""
+_SEIZE: Final = 0x4206
+_TIOCSTI: Final = 0x5412
 _MANY_THREADS: Final = 1_000
 
 
@@ -81,13 +95,22 @@ def _acts(targets: Mapping[str, str], folder: Path) -> Iterator[tuple[str, Act]]
     yield from _names(targets, folder)
     yield from _sockets(targets)
     yield from _processes()
+    yield from _siblings(int(targets["sibling"]))
+    yield from _terminals()
     yield from _system_calls()
     yield from _limits(folder)
 
 
 def _reads(targets: Mapping[str, str]) -> Iterator[tuple[str, Act]]:
-    parent, secret = os.getppid(), targets["secret"]
+    parent, secret, sibling = os.getppid(), targets["secret"], targets["sibling"]
     for name, path in {
+        "a sibling's environment": f"/proc/{sibling}/environ",
+        "a sibling's memory": f"/proc/{sibling}/mem",
+        "a sibling's maps": f"/proc/{sibling}/maps",
+        "a sibling's arguments": f"/proc/{sibling}/cmdline",
+        "a sibling beside its own entry": f"/proc/self/../{sibling}/environ",
+        "a sibling's scratch": f"{targets['scratch']}/private",
+        "the list of users": "/etc/passwd",
         "a file at home": secret,
         "the password hashes": "/etc/shadow",
         "the daemon's environment": f"/proc/{parent}/environ",
@@ -106,6 +129,9 @@ def _reads(targets: Mapping[str, str]) -> Iterator[tuple[str, Act]]:
         "everything": "/",
         "the daemon's descriptors": f"/proc/{parent}/fd",
         "the model's folder": str(Path(targets["model"]).parent),
+        "a sibling's descriptors": f"/proc/{sibling}/fd",
+        "a sibling's scratch": targets["scratch"],
+        "the folder of all scratches": str(Path(targets["scratch"]).parent),
     }.items():
         yield f"list {name}", lambda path=path: list(Path(path).iterdir())  # type: ignore[misc]  # bound now
     yield "reopen a path-only descriptor", lambda: _reopen(secret)
@@ -150,11 +176,46 @@ def _writes(targets: Mapping[str, str], folder: Path) -> Iterator[tuple[str, Act
         lambda: Path("/proc/self/oom_score_adj").write_text("-9"),
     )
     yield "write to the kernel", lambda: os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY)
+    yield "write into a sibling's scratch", lambda: Path(targets["scratch"], "x").write_text("x")
+    yield "write compiled code of ours", lambda: _beside_us().write_bytes(b"")
+    yield "write to shared memory", lambda: Path("/dev/shm/superfluid-escape").write_text("x")
+    yield "write outside its scratch", lambda: (folder.parent / "new").write_text("x")
+    yield from _caches(Path(targets["cache"]))
+    yield from _groups()
     own = folder / "own"
     yield "make a file set-id", lambda: own.chmod(0o4755)
     yield "create a set-id file", lambda: os.open(folder / "s", os.O_CREAT | os.O_WRONLY, 0o4755)
     yield "make a device", lambda: os.mknod(folder / "d", stat.S_IFCHR | 0o600, os.makedev(1, 1))
     yield "make a pipe with a name", lambda: os.mkfifo(folder / "fifo")
+
+
+def _beside_us() -> Path:
+    return Path(__file__).with_name("__pycache__") / "escape.pyc"
+
+
+def _caches(kernel: Path) -> Iterator[tuple[str, Act]]:
+    """Compiled code that workers of other models load."""
+    yield "write over a compiled kernel", lambda: os.open(kernel, os.O_WRONLY)
+    yield "write a kernel beside it", lambda: kernel.with_name("new").write_text("x")
+    yield "rename a compiled kernel", lambda: kernel.rename(kernel.with_name("old"))
+    yield "remove a compiled kernel", kernel.unlink
+
+
+def _groups() -> Iterator[tuple[str, Act]]:
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("pids", "memory", ""):
+            group = Path("/sys/fs/cgroup", controllers or "unified", path.lstrip("/"))
+            named = controllers or "other"
+            yield f"leave its {named} group", (group.parent / "cgroup.procs").touch
+            yield f"make a {named} group of its own", (group / "own").mkdir
+    yield "raise its bound of tasks", lambda: _pids_max().write_text("max")
+
+
+def _pids_max() -> Path:
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    found = [line.split(":", 2)[2] for line in lines if ":pids:" in line or line.startswith("0::")]
+    return Path("/sys/fs/cgroup/pids", found[0].lstrip("/"), "pids.max")
 
 
 def _names(targets: Mapping[str, str], folder: Path) -> Iterator[tuple[str, Act]]:
@@ -179,12 +240,33 @@ def _sockets(targets: Mapping[str, str]) -> Iterator[tuple[str, Act]]:
     }
     for name, kind in kinds.items():
         yield f"connect {name}", lambda kind=kind: _connect(*kind)  # type: ignore[misc]  # bound now
+    yield "listen abstract", _listen_abstract
+    yield "send from its link elsewhere", lambda: _send_elsewhere(targets["socket"])
+    yield "take the control socket away", Path(targets["socket"]).unlink
     yield "send from a pair of sockets", lambda: socket.socketpair(type=socket.SOCK_DGRAM)
 
 
 def _connect(family: int, kind: int, protocol: int, address: object) -> None:
     with socket.socket(family, kind, protocol) as made:
         made.connect(address)  # type: ignore[arg-type]  # one of each family's shapes
+
+
+def _listen_abstract() -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind("\0superfluid-escape")
+
+
+def _send_elsewhere(path: str) -> None:
+    """From the one socket it holds."""
+    for descriptor in range(3, 64):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                held = socket.socket(fileno=os.dup(descriptor))
+                break
+    else:
+        raise PermissionError(errno.EACCES, "none")
+    with held:
+        held.sendto(b"", path)
 
 
 def _processes() -> Iterator[tuple[str, Act]]:
@@ -201,6 +283,31 @@ def _processes() -> Iterator[tuple[str, Act]]:
     yield "spawn a program", lambda: os.posix_spawn(sys.executable, [sys.executable], {})
     yield "become a program", lambda: os.execv("/bin/true", ["true"])
     yield "become a program from memory", _exec_memory
+
+
+def _siblings(sibling: int) -> Iterator[tuple[str, Act]]:
+    """A worker of the same daemon and user, for another model."""
+    calls = {**_CALLS[os.uname().machine], **_NEW_CALLS}
+    yield "signal a sibling", lambda: os.kill(sibling, 0)
+    yield "signal a sibling's thread", lambda: _system_call(calls["tkill"], sibling, 0)
+    yield "limit a sibling", lambda: _prlimit(sibling)
+    yield "slow a sibling down", lambda: os.setpriority(os.PRIO_PROCESS, sibling, 1)
+    yield "move a sibling", lambda: os.sched_setaffinity(sibling, os.sched_getaffinity(sibling))
+    yield "trace a sibling", lambda: _system_call(calls["ptrace"], _SEIZE, sibling)
+    yield "copy a sibling's memory", lambda: _system_call(calls["process_vm_readv"], sibling)
+    yield "hold a sibling", lambda: _system_call(calls["pidfd_open"], sibling)
+
+
+def _terminals() -> Iterator[tuple[str, Act]]:
+    for descriptor in range(3):
+        yield (
+            f"type into descriptor {descriptor}",
+            lambda descriptor=descriptor: _check(  # type: ignore[misc]  # bound now
+                _libc.ioctl(descriptor, ctypes.c_ulong(_TIOCSTI), b"x")
+            ),
+        )
+    for path in ("/dev/tty", "/dev/console", "/dev/tty1"):
+        yield f"open {path}", lambda path=path: os.open(path, os.O_RDWR | os.O_NOCTTY)  # type: ignore[misc]  # bound now
 
 
 def _prlimit(pid: int) -> None:
@@ -224,12 +331,13 @@ def _exec_memory() -> None:
 
 def _system_calls() -> Iterator[tuple[str, Act]]:
     for name, number in {**_CALLS[os.uname().machine], **_NEW_CALLS}.items():
-        first = _NEW_USER if name == "unshare" else 0
+        first = _FIRST.get(name, 0)
         yield f"call {name}", lambda number=number, first=first: _system_call(number, first)  # type: ignore[misc]  # bound now
 
 
-def _system_call(number: int, first: int) -> None:
-    if _libc.syscall(ctypes.c_long(number), ctypes.c_ulong(first), 0, 0, 0, 0, 0) == 0:
+def _system_call(number: int, *arguments: int) -> None:
+    given = [ctypes.c_ulong(each) for each in (*arguments, 0, 0, 0, 0, 0, 0)[:6]]
+    if _libc.syscall(ctypes.c_long(number), *given) >= 0:
         if number in (57, 58) and os.getpid() != _PID:
             os._exit(0)
         return
@@ -241,7 +349,8 @@ def _system_call(number: int, first: int) -> None:
 def _check(result: int) -> None:
     if result < 0:
         code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+        if code not in _LET_THROUGH:
+            raise OSError(code, os.strerror(code))
 
 
 def _limits(folder: Path) -> Iterator[tuple[str, Act]]:
