@@ -41,10 +41,10 @@ test-model: $(DEV)
 	test -n "$$SUPERFLUID_TEST_MODEL" || \
 	SUPERFLUID_HOME=$(TEST_HOME) $(BIN)/superfluid models pull gemma-3-270m
 
-# The environments of both generations of mlx-lm, by the installer that users run.
+# The tested environments of mlx-lm, of both generations, by the installer that users run.
 .PHONY: test-mlx
 test-mlx: $(DEV)
-	for version in 0.31.3 0.32.2; do \
+	for version in 0.31.3 0.32.0 0.32.2; do \
 	  SUPERFLUID_HOME=$(TEST_HOME) $(BIN)/superfluid runtime install mlx --version $$version || exit 1; \
 	done
 

@@ -21,6 +21,7 @@ SECTIONS: Final = (
     "decode",
     "native",
     "llamacpp",
+    "mlx",
     "sampling",
     "lanes",
     "supervision",

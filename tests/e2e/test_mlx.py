@@ -7,6 +7,8 @@ mode, which rounds no activation.
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import venv
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,14 +16,16 @@ from typing import Any, Final
 
 import httpx
 import numpy as np
+import psutil
 import pytest
+from tokenizers import Tokenizer
 
 from superfluid_workerd.adapter import Feed
 from support.mlx_environments import GENERATIONS, HOME, answer, interpreter
 from support.mlx_folder import write_folder
 from support.native_models import ignore, opened
 from support.parity import Logits, compare
-from support.server import run, serving
+from support.server import Server, run, serving
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 
@@ -190,3 +194,111 @@ def test_no_environment_at_all_is_refused_with_the_command_that_installs_one(
     )
     assert done.code == 4
     assert "has no bin/python" in done.err
+
+
+# Through the whole of superfluid, on tiny models
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tiny")
+    answer("plain", "write", str(root), "afm7", "gemma3", "llama", cwd=root)
+    return root
+
+
+def _changed(folder: Path, to: Path, name: str, **values: Any) -> Path:
+    shutil.copytree(folder, to)
+    path = to / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    return to
+
+
+def _ask(server: Server, prompt: object, tokens: int = 8) -> httpx.Response:
+    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=120)
+
+
+def _got(server: Server) -> dict[str, Any]:
+    (entry,) = httpx.get(f"{server.url}/v1/models").json()["data"]
+    got: dict[str, Any] = entry["superfluid"]["record"]["got"]
+    return got
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("config.json", "model_file"),
+        ("config.json", "auto_map"),
+        ("tokenizer_config.json", "auto_map"),
+    ],
+)
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_code_that_a_folder_brings_is_refused_unless_it_is_trusted(
+    generation: str, name: str, key: str, tiny: Path, home: Path, tmp_path: Path
+) -> None:
+    ran = tmp_path / "ran"
+    code: Any = "own.py" if key == "model_file" else {"AutoTokenizer": ["own.Mine", None]}
+    folder = _changed(tiny / "llama", tmp_path / "model", name, **{key: code})
+    (folder / "own.py").write_text(f"import pathlib\npathlib.Path({str(ran)!r}).touch()\n")
+    done = run(["serve", str(folder), "--runtime", f"mlx@{GENERATIONS[generation]}"], home)
+    assert (done.code, done.out) == (3, "")
+    assert f"names Python code of its own ({key})" in done.err
+    assert "--mlx-trust-model-code" in done.err
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_a_model_that_batches_wrongly_is_served_one_by_one_and_says_so(
+    generation: str, tiny: Path, home: Path
+) -> None:
+    words = ["--runtime", f"mlx@{GENERATIONS[generation]}", "--lanes", "3", "--context", "64"]
+    with serving([str(tiny / "afm7"), *words, "--mlx-compile", "false"], home) as server:
+        assert _got(server)["decoding"].startswith("one sequence per call: a batch")
+        prompts = ["hello", "a few words", "world again"]
+        alone = [_ask(server, prompt).json()["choices"][0]["text"] for prompt in prompts]
+        with ThreadPoolExecutor(3) as pool:
+            together = [it.json()["choices"][0]["text"] for it in pool.map(
+                lambda prompt: _ask(server, prompt), prompts)]  # fmt: skip
+        assert together == alone
+        size = Tokenizer.from_file(str(tiny / "afm7" / "tokenizer.json")).get_vocab_size()
+        for token in (-1, size, 99_999, 2**31 - 1, 2**40):
+            assert _ask(server, [1, token]).status_code == 400, token
+        assert _ask(server, [1, size - 1]).status_code == 200
+        (worker,) = psutil.Process(server.pid).children()
+        assert worker.is_running()
+
+
+def test_kernels_are_compiled_inside_a_strict_sandbox(tiny: Path, home: Path) -> None:
+    words = ["--runtime", "mlx@0.32.2", "--lanes", "3", "--context", "64", "--sandbox", "strict"]
+    with serving([str(tiny / "gemma3"), *words], home) as server:
+        got = _got(server)
+        assert got["sandbox"]["level"] == "strict"
+        there = shutil.which("g++") is not None
+        assert got["kernels"] == ("compiled" if there else "not compiled: there is no g++")
+        (worker,) = psutil.Process(server.pid).children()
+        scratch = Path(worker.environ()["TMPDIR"])
+        assert bool(list(scratch.glob("mlx/*/cpu/*.so"))) == there
+        with ThreadPoolExecutor(3) as pool:
+            answers = pool.map(lambda prompt: _ask(server, prompt), ["hello", "a few", "go " * 25])
+        assert [it.status_code for it in answers] == [200] * 3
+
+
+def test_without_a_compiler_it_serves_and_says_so(tiny: Path, home: Path, tmp_path: Path) -> None:
+    words = ["--runtime", "mlx@0.32.2", "--lanes", "2", "--context", "64"]
+    with serving([str(tiny / "gemma3"), *words], home, PATH=str(tmp_path)) as server:
+        assert _got(server)["kernels"] == "not compiled: there is no g++"
+        assert _ask(server, "hello").status_code == 200
+
+
+def test_sequences_that_do_not_fit_are_refused_with_the_budget_that_would_do(
+    tiny: Path, home: Path
+) -> None:
+    words = ["serve", str(tiny / "llama"), "--runtime", "mlx@0.32.2", "--lanes", "64"]
+    words += ["--context", "512", "--plan"]
+    done = run([*words, "--memory-budget", "400M"], home)
+    assert done.code == 3
+    assert "64 lanes of 512 tokens takes" in done.err
+    budget = re.search(r"--memory-budget (\d+M)", done.err)
+    assert budget is not None
+    done = run([*words, "--memory-budget", budget[1]], home)
+    assert done.code == 0, done.err

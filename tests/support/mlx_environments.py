@@ -1,4 +1,4 @@
-"""The environments that the installer made for both generations, and pytest run inside them."""
+"""The environments that the installer made for each tested version, and pytest run inside them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ HOME = ROOT / ".cache" / "test-home"
 GENERATIONS = {"meta": "0.31.3", "plain": "0.32.2"}
 """mlx-lm's version by how its caches keep their state."""
 
+VERSIONS = {**GENERATIONS, "first-plain": "0.32.0"}
+"""Every tested one by a short name; the first of its generation is tried by what matters most."""
+
 _OURS = ("superfluid_compat", "superfluid_workerd", "superfluid_adapter_mlx")
 _LENT = (
     *_OURS, "py", "pytest", "_pytest", "pluggy", "iniconfig", "pytest_timeout",
@@ -35,7 +38,7 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 
 def interpreter(generation: str) -> Path:
     """The environment's Python, which the product's installer makes unless it stands."""
-    version = GENERATIONS[generation]
+    version = VERSIONS[generation]
     installs = HOME / "data" / "runtimes" / "mlx"
     if not any(installs.glob(f"{version}-*")):
         done = run(["runtime", "install", "mlx", "--version", version], HOME, timeout_s=900)

@@ -3,6 +3,7 @@
 write FOLDER NAME                      a tiny model's folder
 export FOLDER PAYLOAD                  a sequence's state after 41 tokens, and rows that follow
 import FOLDER PAYLOAD [foreign]        the rows that follow, from another process's state
+sealed FOLDER                          a kernel that is needed when no compiler can start any more
 force FOLDER TOKENS ROWS FIRST         logits of positions FIRST and on of a text, to an npy file
 logits ROOT TOKENS OUT                 by mlx-lm's own model alone: each folder's logits of a text,
                                        at once and token by token, to npy files in OUT
@@ -19,9 +20,12 @@ from typing import Any
 import numpy as np
 
 from superfluid_adapter_mlx import adapter
-from superfluid_compat.errors import Unsupported
+from superfluid_adapter_mlx.engine import mx
+from superfluid_adapter_mlx.model import Model
+from superfluid_compat.errors import Fault, Unsupported
 from superfluid_workerd.adapter import Feed, OpenRequest, Runtime
 from superfluid_workerd.registry import checked_options
+from superfluid_workerd.sandbox import linux, seccomp
 
 TOKENS = [1 + (7 * place) % 399 for place in range(41)]
 NEXT = (5, 6, 7)
@@ -125,11 +129,38 @@ def logits(root: Path, tokens: str, out: str) -> None:
         np.save(Path(out, f"{folder.name}.npy"), np.stack([np.array(at_once), np.array(stepwise)]))
 
 
+def sealed(folder: Path) -> dict[str, Any]:
+    """What a step answers that needs a new kernel once the process may start no other, and what it
+    answers when it is given again; beside it the answer without kernels."""
+    runtime: Any = opened(folder, 64, compile=True)
+    mx.enable_compile()
+    # As a load does: from here on MLX takes it that there is a compiler.
+    mx.eval(mx.compile(lambda row: mx.cos(row) * 2 + row)(mx.ones((2, 2))))
+    model = runtime._model
+    bent = mx.compile(lambda row: mx.sin(row) * 2 - row / 3)
+    runtime._model = Model(lambda ids, cache: bent(model.module(ids, cache=cache)), 400, 400)
+    runtime._model.module.make_cache = model.fresh
+    if sys.platform == "linux":
+        linux._no_new_privileges()
+        seccomp.install()
+    sequence, fault = runtime.seq_create(), ""
+    try:
+        row = fed(runtime, sequence, TOKENS)
+    except Fault as error:
+        fault = error.message
+        runtime.seq_truncate(sequence, 0)
+        row = fed(runtime, sequence, TOKENS)
+    plain = model.module(mx.array([TOKENS]))[0, -1:].astype(mx.float32)
+    wanted = np.array(mx.sin(plain) * 2 - plain / 3)
+    return {"fault": fault, "apart": float(np.abs(row - wanted).max())}
+
+
 COMMANDS: Mapping[str, Callable[..., Any]] = {
     "write": write,
     "export": export,
     "import": bring,
     "force": force,
+    "sealed": sealed,
     "logits": logits,
 }
 

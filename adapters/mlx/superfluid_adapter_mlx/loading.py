@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ _EMBEDDINGS: Final = frozenset(
 """What mlx-lm's models call the module that token ids are looked up in."""
 
 _STAGES: Final = 4
+_NO_COMPILER: Final = "not compiled: there is no g++"
 
 
 def load_tokenizer(model: Path, options: Options) -> FolderTokenizer:
@@ -116,6 +118,9 @@ class _Loading:
             template = model.template() if moves else None
             request.progress(3, _STAGES)
             alone = trial.batching_fault(model) if request.lanes > 1 else "one lane was asked for"
+        kernels = _kernels(request.options, where)
+        if kernels == _NO_COMPILER:
+            print(f"mlx computes slower than it could: kernels are {kernels}", file=sys.stderr)
         if alone is not None and request.lanes > 1:
             print(f"mlx decodes one sequence per call: {alone}", file=sys.stderr)
         engine = f"mlx-lm {_version('mlx-lm')} ({caches.generation()})"
@@ -140,7 +145,7 @@ class _Loading:
             runtime=MlxRuntime(loaded),
             tokenizer=tokenizer,
             facts=facts_of(folder),
-            record=self._record(loaded, plan, threads, alone),
+            record=self._record(loaded, plan, threads, alone, kernels),
             template=template_of(folder.path),
             family=folder.architecture,
             plan=plan.parts,
@@ -204,7 +209,7 @@ class _Loading:
         return width, min([width, *rows[:1], *([stated] if stated else [])])
 
     def _record(
-        self, loaded: Loaded, plan: Plan, threads: int | None, alone: str | None
+        self, loaded: Loaded, plan: Plan, threads: int | None, alone: str | None, kernels: str
     ) -> LoadRecord:
         return self.request.record(
             context=loaded.context,
@@ -217,6 +222,7 @@ class _Loading:
                 "token-bytes": loaded.token_bytes,
                 "decoding": "together" if alone is None else f"one sequence per call: {alone}",
                 "sequences": "copied and moved" if loaded.template else "neither copied nor moved",
+                "kernels": kernels,
                 "devices": [each.name for each in loaded.devices],
             },
         )
@@ -236,6 +242,15 @@ def _configure(mx: Any, options: Options) -> None:
     limit = options["cache-limit-mb"]
     if isinstance(limit, int):
         mx.set_cache_limit(limit << 20)
+
+
+def _kernels(options: Options, where: Device) -> str:
+    """How what a model computes in one go is computed. MLX itself says nothing of it."""
+    if not options["compile"]:
+        return "not compiled, as asked"
+    if where.kind == "cpu" and shutil.which("g++") is None:
+        return _NO_COMPILER
+    return "compiled"
 
 
 def _weights(module: Any) -> int:

@@ -4,6 +4,7 @@ leaves behind is computed: nothing lazy outlives a call."""
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -48,6 +49,11 @@ if TYPE_CHECKING:
 
 _ROWS_BYTES: Final = 64 << 20
 """Most logits computed at once where every token's are wanted."""
+
+
+_NO_KERNEL: Final = "Failed to compile"
+"""What MLX says when its compiler does not start, as in a sandbox once the model is loaded. It
+computes the same without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,7 @@ class MlxRuntime(Runtime):
             copy=moves,
             export=moves,
             tokens=loaded.tokens,
+            retry=True,
             devices=loaded.devices,
         )
 
@@ -188,6 +195,7 @@ class MlxRuntime(Runtime):
 
     def step(self, feeds: Sequence[Feed], tick: Tick) -> Sequence[Logits | None]:
         self._check(feeds)
+        self._check_states(feeds)
         results: list[Logits | None] = [None] * len(feeds)
         ones: list[_One] = []
         for index, feed in enumerate(feeds):
@@ -341,6 +349,9 @@ class MlxRuntime(Runtime):
         except Exception as error:
             self._spoil(held, grown)
             told = " ".join(str(error).split())[:300]
+            if _NO_KERNEL in told:
+                mx.disable_compile()
+                print(f"mlx goes on without compiling kernels: {told}", file=sys.stderr)
             raise Fault(f"mlx failed with {type(error).__name__}: {told}") from error
 
     def _spoil(self, held: Sequence[_Sequence], grown: int) -> None:
@@ -404,13 +415,19 @@ class MlxRuntime(Runtime):
         for feed, sequence in zip(feeds, held, strict=True):
             if feed.start != sequence.length:
                 raise OutOfBoundary(f"start {feed.start}, the sequence has {sequence.length}")
-            if sequence.spoilt:
-                raise Fault("the sequence lost its state in a step that failed")
             self._check_tokens(feed.tokens, self._loaded.context - sequence.length)
         total = sum(len(feed.tokens) for feed in feeds)
         if total > self._loaded.step_tokens:
             raise Capacity(f"{total} tokens in a step, {self._loaded.step_tokens} may be")
         self._check_room(total)
+
+    def _check_states(self, feeds: Sequence[Feed]) -> None:
+        """Also a feed of a spoilt sequence counts, so that its owner takes it back."""
+        spoilt = [feed for feed in feeds if self._sequences[feed.sequence].spoilt]
+        for feed in spoilt:
+            self._sequences[feed.sequence].length += len(feed.tokens)
+        if spoilt:
+            raise Fault("the sequence lost its state in a step that failed")
 
     def _check_tokens(self, tokens: Sequence[int], most: int) -> None:
         if not len(tokens):
