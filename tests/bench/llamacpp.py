@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ import psutil
 from bench import files
 from bench.bare import Ask, Loop, Open
 from bench.rows import MIB, Bench, Row, alternate, ratios
+from superfluid_workerd.adapter import LoadedModel
 from support.llama_libraries import BUILD, library
 from support.llama_models import write_encoder
 from support.llama_runtime import opened
@@ -142,17 +143,43 @@ def _prompts(bench: Bench, whole: _Whole, bare: _Bare) -> Iterator[Row]:
 
 
 def _embeddings(bench: Bench) -> Iterator[Row]:
+    """Texts through HTTP, many in a request and one, beside the library's own calls."""
     model = write_encoder(bench.place("models") / "encoder-384x6.gguf", width=384, layers=6)
-    with opened(model, bench.place("llamacpp"), context=256, lanes=8) as loaded:
-        texts = [" ".join(_WORDS[:9])] * 64
+    texts = [" ".join(_WORDS[:9])] * 64
+    words = [str(model), "--threads", "1", "--lanes", "8", "--context", "256"]
+    words += ["--llamacpp-lib", str(library(BUILD))]
+    with (
+        serving(words, bench.place("embeddings-home")) as server,
+        opened(model, bench.place("llamacpp"), context=256, lanes=8) as loaded,
+    ):
+        whole = _Whole(server.url, server.pid)
         tokens = [loaded.tokenizer.encode(text) for text in texts]
-        samples = []
-        for _ in range(2 * bench.rounds):
-            start = time.perf_counter()
-            loaded.runtime.embed(tokens, lambda: None)
-            samples.append(len(tokens) / (time.perf_counter() - start))
-    yield Row(name="embeddings", unit="texts/s", samples=samples,
-              conditions={"file": model.name, "tokens": len(tokens[0]), "threads": 1})  # fmt: skip
+        sides = {
+            "whole": partial(whole.embedded, texts, len(texts)),
+            "bare": partial(_bare_embedded, loaded, tokens, len(texts)),
+            "whole, one by one": partial(whole.embedded, texts[:16], 1),
+            "bare, one by one": partial(_bare_embedded, loaded, tokens[:16], 1),
+        }
+        found = alternate(2 * bench.rounds, sides)
+    conditions = {"file": model.name, "tokens": len(tokens[0]), "threads": 1}
+    for name, samples in found.items():
+        yield Row(name=f"{name}: embeddings", unit="texts/s", conditions=conditions,
+                  samples=[it.rate for it in samples])  # fmt: skip
+    for name in ("", ", one by one"):
+        ours, theirs = found[f"whole{name}"], found[f"bare{name}"]
+        yield Row(name=f"embeddings{name}, whole over bare", unit="x", conditions=conditions,
+                  samples=ratios([it.rate for it in ours], [it.rate for it in theirs]))  # fmt: skip
+        yield Row(name="the same by processor time", unit="x", conditions=conditions,
+                  samples=ratios([it.turn_cpu_s for it in theirs],
+                                 [it.turn_cpu_s for it in ours]))  # fmt: skip
+
+
+def _bare_embedded(loaded: LoadedModel, tokens: Sequence[Sequence[int]], at_once: int) -> Side:
+    start, cpu = time.perf_counter(), time.process_time()
+    for place in range(0, len(tokens), at_once):
+        loaded.runtime.embed(tokens[place : place + at_once], lambda: None)
+    elapsed_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu
+    return Side(len(tokens) / elapsed_s, cpu_s / len(tokens))
 
 
 class _Whole:
@@ -172,6 +199,15 @@ class _Whole:
             counts = list(pool.map(partial(self._complete, tokens=tokens), prompts))
         elapsed, after = time.perf_counter() - start, self._cpu()
         return Shot(elapsed, after[0] - before[0], after[1] - before[1], counts[0])
+
+    def embedded(self, texts: Sequence[str], at_once: int) -> Side:
+        """A rate, and processor seconds a text, by so many of them in a request."""
+        before, start = self._cpu(), time.perf_counter()
+        for place in range(0, len(texts), at_once):
+            body = {"input": texts[place : place + at_once], "encoding_format": "base64"}
+            self._client.post("/v1/embeddings", json=body).raise_for_status()
+        elapsed_s, after = time.perf_counter() - start, self._cpu()
+        return Side(len(texts) / elapsed_s, (sum(after) - sum(before)) / len(texts))
 
     def peak_rss(self) -> int:
         """The worker's, in bytes."""

@@ -485,8 +485,8 @@ class Executor:
                 deltas.append(stream.draw(row[-1]))
             except Fault as error:
                 failed.append((stream, error))
-        for stream, error in failed:
-            self._end_badly(stream, error)
+        for stream, fault in failed:
+            self._end_badly(stream, fault)
         for stream, _ in seated:
             if stream.finish:
                 self._leave(stream)
