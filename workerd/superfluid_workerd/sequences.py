@@ -212,9 +212,11 @@ class Sequences:
             return None
         try:
             self._runtime.seq_truncate(copy, length)
-        except Unsupported:
+        except StepError as error:
             self._recycle(copy)
-            return None
+            if isinstance(error, Unsupported):
+                return None
+            raise
         return copy
 
     def _fresh(self) -> SequenceId:

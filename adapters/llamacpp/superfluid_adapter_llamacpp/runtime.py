@@ -6,6 +6,7 @@ heard without any callback from the engine.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -112,15 +113,12 @@ class LlamaRuntime(Runtime):
         if 0 < length < self._lengths[sequence]:
             self._check_back(sequence, length)
         self._check_cells(length)
-        copy = self.seq_create()
-        if length and self._loaded.kind == "plain":
-            self._context.share(sequence, copy, length)
-            self._lengths[copy] = length
-        elif length:
-            # A window's cells are given up when no sequence looks at them any more, but only by
-            # the one that holds them alone: shared ones would fill the cache.
-            self._put(copy, self._context.export(sequence), self._lengths[sequence])
-            self.seq_truncate(copy, length)
+        with self._making() as copy:
+            if length and self._loaded.kind == "plain":
+                self._context.share(sequence, copy, length)
+                self._lengths[copy] = length
+            elif length:
+                self._put(copy, self._state_at(sequence, copy, length), length)
         return copy
 
     def seq_export(self, sequence: SequenceId) -> bytes:
@@ -135,9 +133,9 @@ class LlamaRuntime(Runtime):
                 f"{self._description.context}"
             )
         self._check_cells(length)
-        sequence = self.seq_create()
-        if length:
-            self._put(sequence, state, length)
+        with self._making() as sequence:
+            if length:
+                self._put(sequence, state, length)
         return sequence
 
     def step(self, feeds: Sequence[Feed], tick: Tick) -> Sequence[Logits | None]:
@@ -160,6 +158,32 @@ class LlamaRuntime(Runtime):
 
     # Sequences.
 
+    @contextlib.contextmanager
+    def _making(self) -> Iterator[SequenceId]:
+        """A new sequence, gone again when the block fails."""
+        sequence = self.seq_create()
+        try:
+            yield sequence
+        except BaseException:
+            self.seq_free(sequence)
+            raise
+
+    def _state_at(self, sequence: SequenceId, copy: SequenceId, length: int) -> bytearray:
+        """The state of the first `length` tokens, with the window before them. `copy` is empty
+        before and after.
+
+        A window's cells are given up when no sequence looks at them any more, but only by the one
+        that holds them alone: shared for good they would fill the cache. What a whole sequence
+        exports holds its last window alone, so a shorter one is shared for as long as that
+        takes."""
+        if length == self._lengths[sequence]:
+            return self._context.export(sequence)
+        self._context.share(sequence, copy, length)
+        try:
+            return self._context.export(copy)
+        finally:
+            self._context.remove(copy, 0)
+
     def _clear(self, sequence: SequenceId) -> None:
         self._context.remove(sequence, 0)
         self._lengths[sequence] = 0
@@ -167,7 +191,6 @@ class LlamaRuntime(Runtime):
     def _put(self, sequence: SequenceId, state: bytes | bytearray, length: int) -> None:
         restored = self._context.restore(sequence, state)
         if not restored or self._context.length(sequence) != length:
-            self.seq_free(sequence)
             raise Unsupported("llama.cpp does not take this state")
         self._lengths[sequence] = length
 

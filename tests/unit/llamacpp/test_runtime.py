@@ -92,6 +92,35 @@ def test_a_window_that_is_gone_is_refused_and_what_is_held_goes_back_exactly(
         assert 1 <= refused <= 3
 
 
+def test_a_branch_within_what_is_held_is_copied_and_one_before_it_costs_nothing(
+    tmp_path: Path, shared: Path
+) -> None:
+    model, tokens, tail = write_model(tmp_path / "m.gguf", WINDOWED), drawn(1500), drawn(3, 1)
+    with opened(model, shared, context=2048, lanes=3, ubatch_size=64) as loaded:
+        runtime = loaded.runtime
+        sequence, fresh = runtime.seq_create(), runtime.seq_create()
+        runtime.step([Feed(sequence, tokens, 0, "none")], ignore)
+        branches: dict[int, Logits] = {}
+        refused = 0
+        for length in (1499, 1490, 1450, 1400, 1300, 1200, 1000, 700, 100) * 2:
+            try:
+                copy = runtime.seq_copy(sequence, length)
+            except Unsupported:
+                refused += 1
+                continue
+            branches[length] = last(runtime, copy, tail)
+            runtime.seq_free(copy)
+        assert refused >= 2
+        assert len(branches) >= 2
+        for length, row in branches.items():
+            runtime.step([Feed(fresh, tokens[:length], 0, "none")], ignore)
+            close(row, last(runtime, fresh, tail))
+            runtime.seq_truncate(fresh, 0)
+        assert runtime.seq_length(sequence) == 1500
+        made = [runtime.seq_create() for _ in range(runtime.describe().sequences - 2)]
+        assert len(set(made)) == len(made)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_windows_that_interleave_and_are_copied_go_back_exactly_or_not_at_all(
     seed: int, tmp_path: Path, shared: Path

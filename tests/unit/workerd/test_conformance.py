@@ -132,6 +132,26 @@ class Aliasing(FakeRuntime):
         return copy
 
 
+class Abandoning(FakeRuntime):
+    """Makes the sequence of a copy before it looks whether there may be one."""
+
+    def seq_copy(self, sequence: SequenceId, length: int) -> SequenceId:
+        copy = self.seq_create()
+        found = super().seq_copy(sequence, length)
+        self.seq_free(copy)
+        return found
+
+
+class Forgetting(FakeRuntime):
+    """Leaves behind what it made for a state that it then refuses."""
+
+    def seq_import(self, payload: bytes) -> SequenceId:
+        copy = self.seq_create()
+        found = super().seq_import(payload)
+        self.seq_free(copy)
+        return found
+
+
 class Overfull(FakeRuntime):
     """Tells a bound that it does not keep."""
 
@@ -152,6 +172,8 @@ CAUGHT = {
     Mixing: "test_the_order_of_seats_changes_nothing",
     Trusting: "test_tokens_outside_the_vocabulary_are_refused",
     Aliasing: "test_a_copy_goes_its_own_way_or_is_unsupported",
+    Abandoning: "test_a_copy_of_a_part_is_that_part_or_refused_and_leaves_nothing",
+    Forgetting: "test_what_is_no_state_leaves_no_sequence",
     Overfull: "test_a_bound_on_all_tokens_together_is_kept_and_costs_nobody",
     Believing: "test_a_sequence_moves_to_another_runtime_or_is_unsupported",
 }

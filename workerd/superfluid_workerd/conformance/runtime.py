@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -340,6 +341,34 @@ class RuntimeContract:
             with pytest.raises(OutOfBoundary):
                 opened.runtime.seq_copy(copy, 99)
 
+    def test_a_copy_of_a_part_is_that_part_or_refused_and_leaves_nothing(self, case: Case) -> None:
+        with case.opened() as opened:
+            count = min(48, opened.describe.context - 4)
+            tokens, tail = opened.tokens(count, seed=1), opened.tokens(3, seed=2)
+            sequence = opened.runtime.seq_create()
+            for start in range(0, count, 4):
+                opened.extend(sequence, tokens[start : start + 4])
+            for length in (0, 1, count // 2, count - 1, count, count + 1, -1):
+                try:
+                    copy = opened.runtime.seq_copy(sequence, length)
+                except (Unsupported, OutOfBoundary):
+                    continue
+                assert opened.runtime.seq_length(copy) == length
+                _close(opened.extend(copy, tail), opened.alone(tokens[:length] + tail), case)
+                opened.runtime.seq_free(copy)
+            _leaves_nothing(opened, 1)
+            _close(opened.extend(sequence, tail), opened.alone(tokens + tail), case)
+
+    def test_what_is_no_state_leaves_no_sequence(self, case: Case) -> None:
+        with case.opened() as opened:
+            sequence = opened.runtime.seq_create()
+            opened.extend(sequence, opened.tokens(5, seed=1))
+            able = opened.describe.export
+            for damaged in _damaged(opened.runtime.seq_export(sequence)) if able else [b""]:
+                with pytest.raises(Unsupported):
+                    opened.runtime.seq_import(damaged)
+                _leaves_nothing(opened, 1)
+
     def test_a_sequence_moves_to_another_runtime_or_is_unsupported(self, case: Case) -> None:
         with case.opened() as opened, case.opened() as other:
             tokens, tail = opened.tokens(5, seed=1), opened.tokens(2, seed=2)
@@ -360,6 +389,17 @@ class RuntimeContract:
                 with pytest.raises(Unsupported):
                     other.runtime.seq_import(damaged)
             assert other.runtime.memory().sequences == before
+
+
+def _leaves_nothing(opened: Opened, held: int) -> None:
+    """Beside `held` sequences there is room for all others that were promised."""
+    made: list[SequenceId] = []
+    wanted = opened.describe.sequences - held
+    with contextlib.suppress(Capacity):
+        made.extend(opened.runtime.seq_create() for _ in range(wanted))
+    assert len(made) == wanted, f"{wanted - len(made)} sequences are left of what was refused"
+    for sequence in made:
+        opened.runtime.seq_free(sequence)
 
 
 def _damaged(payload: bytes) -> Sequence[bytes]:
