@@ -1,5 +1,5 @@
 """How fast the kernels read weights, against how fast this machine reads memory in the same run;
-and prompts against NumPy's BLAS over decoded tiles.
+and how fast they multiply prompts, against NumPy's BLAS over decoded tiles.
 
 The baselines and the kernel take turns, so that what else the machine does falls on all alike. Read
 the ratios, not the seconds.

@@ -73,9 +73,8 @@ def _dots(e: Emit, arguments: Sequence[Value], first: Value, count: int, lanes: 
             mine = e.load(moved(e, e.pointer(query), place, 1), offset, kind)
             for key, cell in zip(each, cells, strict=True):
                 theirs = e.load(moved(e, key, place, 1), offset, kind)
-                before = e.b.load(cell)
-                pair = (e.padded(value, lanes) for value in (theirs, mine))
-                e.b.store(e.fma(*pair, before), cell)
+                wide = e.padded(theirs, lanes), e.padded(mine, lanes)
+                e.b.store(e.fma(wide[0], wide[1], e.b.load(cell)), cell)
     return [e.b.load(cell) for cell in cells]
 
 
@@ -183,7 +182,7 @@ def _clear() -> Inline:
 
 
 def attention(name: str, features: Features) -> Kernel:
-    lanes = 2 * LANES if features.dot == "evex" else LANES
+    lanes = features.lanes
     dots, decode = _scores(lanes), rows.decode(name, features)
     mix_one, mix_two, mix_four = (_mixed(lanes, heads) for heads in (1, 2, 4))
     softmax, clear = _softmax(), _clear()

@@ -23,6 +23,9 @@ _Maker: TypeAlias = Callable[[str, Features], products.Kernel]
 Parts: TypeAlias = tuple[NDArray[Any], ...]
 
 _TASK_BYTES: Final = 32 << 10
+_LARGE_TASK_BYTES: Final = 256 << 10
+_MANY: Final = 16
+_TASKS_PER_THREAD: Final = 8
 _ALONE_BYTES: Final = 32 << 10
 _ALONE_FLOATS: Final = 16 << 10
 _ALONE_MACS: Final = 64 << 10
@@ -131,7 +134,7 @@ class Kernels:
             raise ValueError(f"x has {given.x.shape[1]} columns, {columns} wanted")
         out = _target(out, (n, rows), apart=True)
         make = self._product(weight.type.name)
-        per_task = max(1, _TASK_BYTES // weight.row_bytes)
+        per_task = self._rows_per_task(weight, n)
         words = [weight.address, weight.row_bytes, rows, per_task]
         tail = [n, address(out), out.strides[0]]
         if make is products.int8_product:
@@ -143,6 +146,13 @@ class Kernels:
         tasks = -(-rows // per_task)
         self._driver.run(kernel, words, tasks, alone=n * weight.bytes < _ALONE_BYTES)
         return out
+
+    def _rows_per_task(self, weight: Weight, n: int) -> int:
+        """Many rows of x pass by once for each task: fewer and larger ones, but some per thread."""
+        if n < _MANY:
+            return max(1, _TASK_BYTES // weight.row_bytes)
+        each = weight.shape[0] // (_TASKS_PER_THREAD * self._driver.threads)
+        return max(1, min(each, _LARGE_TASK_BYTES // weight.row_bytes))
 
     def gather(self, weight: Weight, ids: Sequence[int] | NDArray[np.int64]) -> Floats:
         """Rows `ids` of a weight as floats: (n, columns). Raises IndexError outside its rows."""

@@ -26,6 +26,11 @@ class Features:
         return self.dot in ("evex", "vex")
 
     @property
+    def lanes(self) -> int:
+        """Floats of a register: sixteen where there is AVX-512, eight in one or two elsewhere."""
+        return 16 if self.dot == "evex" else 8
+
+    @property
     def name(self) -> str:
         return f"{self.dot}_{self.lookup}"
 

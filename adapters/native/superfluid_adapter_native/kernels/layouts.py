@@ -58,6 +58,14 @@ class Block:
         lanes, each = count // 4, LANES // self.scales_per_group
         return e.shuffle(values, [(unit * lanes + i) // each for i in range(lanes)])
 
+    def beside(self, e: Emit, other: Block) -> Block:
+        """Two blocks of one group each, as one of two groups."""
+        shifts = None
+        if self.shifts is not None and other.shifts is not None:
+            shifts = e.join(self.shifts, other.shifts)
+        codes = e.join(self.codes[0], other.codes[0])
+        return Block([codes], self.zero, e.join(self.scales, other.scales), shifts)
+
     def weights(self, e: Emit) -> list[Value]:
         """All weights of the block as vectors of eight floats."""
         return [

@@ -66,8 +66,8 @@ def int8_product(name: str, features: Features) -> Kernel:
 
 
 def float_product(name: str, features: Features) -> Kernel:
-    one = rows.float_dot(name, 1, features)
-    four = rows.float_dot(name, rows.TILE, features)
+    one, row = (rows.float_dot(name, 1, tile, features) for tile in (1, rows.TILE))
+    column, square = (rows.float_dot(name, rows.HEIGHT, tile, features) for tile in (1, rows.TILE))
 
     def kernel(p: int, task: int, thread: int) -> None:
         w, row_bytes, count, per_task, columns = (
@@ -77,35 +77,34 @@ def float_product(name: str, features: Features) -> Kernel:
             word(p, 3),
             word(p, 4),
         )
-        n, out, out_stride = word(p, 5), word(p, 6), word(p, 7)
+        n, out, stride = word(p, 5), word(p, 6), word(p, 7)
         x, x_stride = word(p, 8), word(p, 9)
         first = task * per_task
         last = min(first + per_task, count)
         t = 0
-        while t + 4 <= n:
-            for r in range(first, last):
-                four(
-                    w + r * row_bytes,
-                    0,
-                    columns,
-                    x + t * x_stride,
-                    x_stride,
-                    out + t * out_stride + 4 * r,
-                    out_stride,
-                )
-            t += 4
         while t < n:
-            for r in range(first, last):
-                one(
-                    w + r * row_bytes,
-                    0,
-                    columns,
-                    x + t * x_stride,
-                    x_stride,
-                    out + t * out_stride + 4 * r,
-                    out_stride,
-                )
-            t += 1
+            here, there = x + t * x_stride, out + t * stride
+            r = first
+            if t + 4 <= n:
+                while r + 4 <= last:
+                    at = w + r * row_bytes
+                    square(at, row_bytes, columns, here, x_stride, there + 4 * r, stride)
+                    r += 4
+                while r < last:
+                    at = w + r * row_bytes
+                    row(at, row_bytes, columns, here, x_stride, there + 4 * r, stride)
+                    r += 1
+                t += 4
+            else:
+                while r + 4 <= last:
+                    at = w + r * row_bytes
+                    column(at, row_bytes, columns, here, x_stride, there + 4 * r, stride)
+                    r += 4
+                while r < last:
+                    at = w + r * row_bytes
+                    one(at, row_bytes, columns, here, x_stride, there + 4 * r, stride)
+                    r += 1
+                t += 1
 
     return kernel
 

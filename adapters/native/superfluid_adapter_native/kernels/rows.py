@@ -1,7 +1,8 @@
 """The inner loops, one matrix row at a time, as functions that compiled code can call.
 
-A row meets a *tile* of one or four rows of x. However wide the tile, an element of the result is
-summed in the same order, so it has the same bits whatever else is computed beside it.
+A row, or on the float route four, meets a *tile* of one or four rows of x. However wide the tile,
+an element of the result is summed in the same order, so it has the same bits whatever else is
+computed beside it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from superfluid_adapter_native.kernels.vectors import (
 from superfluid_adapter_native.quants.types import BY_NAME
 
 TILE: Final = 4
-_CHAINS: Final = 2
+HEIGHT: Final = 4
+"""Rows of weights that meet a tile together on the float route."""
 
 
 def moved(e: Emit, pointer: Value, index: Value, size: int) -> Value:
@@ -52,51 +54,65 @@ def _finish(e: Emit, sums: Sequence[Value], targets: Sequence[Value]) -> None:
         e.store(e.total(e.b.load(cell)), target, 0)
 
 
-def float_dot(name: str, tile: int, features: Features) -> Inline:
-    """Dot products of a row of `columns` weights with rows of floats."""
+def float_dot(name: str, height: int, tile: int, features: Features) -> Inline:
+    """Dot products of `height` rows of `columns` weights with rows of floats."""
+    lanes = features.lanes
 
     def write(builder: Value, *arguments: Value) -> None:
-        w, scales, columns, x, x_stride, out, out_stride = arguments
+        w, row_bytes, columns, x, x_stride, out, out_stride = arguments
         e = Emit(builder, features)
         xs, targets = _tile(e, x, x_stride, tile), _tile(e, out, out_stride, tile)
-        sums = _sums(builder, tile * _CHAINS)
-        chains = [sums[t * _CHAINS : (t + 1) * _CHAINS] for t in range(tile)]
-        for values, offset in _weights(e, name, w, scales, columns):
-            for pointer, cells in zip(xs, chains, strict=True):
+        cells = [_sums(builder, tile, lanes) for _ in range(height)]
+        nowhere = ir.Constant(I64, 0)
+        for rows, offset in _weights(e, name, _tile(e, w, row_bytes, height), nowhere, columns):
+            wide = [_joined(e, values, lanes) for values in rows]
+            for t, pointer in enumerate(xs):
                 here = moved(e, pointer, offset, 1)
-                for i, value in enumerate(values):
-                    cell = cells[i % _CHAINS]
-                    read = e.padded(e.load(here, 4 * LANES * i, value.type))
-                    builder.store(e.fma(e.padded(value), read, builder.load(cell)), cell)
-        for cells in chains:
-            builder.store(builder.fadd(*(builder.load(cell) for cell in cells)), cells[0])
-        _finish(e, [cells[0] for cells in chains], targets)
+                for i in range(len(wide[0])):
+                    width = int(rows[0][0].type.count) if len(rows[0]) == 1 else lanes
+                    read = e.load(here, 4 * lanes * i, vector(FLOAT, width))
+                    for values, sums in zip(wide, cells, strict=True):
+                        before = builder.load(sums[t])
+                        builder.store(e.fma(values[i], e.padded(read, lanes), before), sums[t])
+        for r, sums in enumerate(cells):
+            _finish(e, sums, [e.past(target, 4 * r) for target in targets])
 
-    return inline("w scales columns x x_stride out out_stride", types.void, write)
+    return inline("w row_bytes columns x x_stride out out_stride", types.void, write)
+
+
+def _joined(e: Emit, values: Sequence[Value], lanes: int) -> Sequence[Value]:
+    """Vectors of `lanes` floats, of vectors of eight or of a single float."""
+    if len(values) == 1:
+        return [e.padded(values[0], lanes)]
+    step = lanes // LANES
+    if step == 1:
+        return values
+    return [e.join(*values[i : i + step]) for i in range(0, len(values), step)]
 
 
 def _weights(
-    e: Emit, name: str, w: Value, scales: Value, columns: Value
-) -> Iterator[tuple[Sequence[Value], Value]]:
-    """Writes a loop over a row: its weights in eights, and their place in bytes of floats.
+    e: Emit, name: str, rows: Sequence[Value], scales: Value, columns: Value
+) -> Iterator[tuple[Sequence[Sequence[Value]], Value]]:
+    """Writes a loop over rows: the weights of each in eights, and their place in bytes of floats.
 
     `scales` is where a type of `layouts.APART` has its scales. Floats whose number the step does
     not divide end in a loop of single ones.
     """
-    step, row = layouts.step(name), e.pointer(w)
+    step = layouts.step(name)
     steps = e.b.udiv(columns, ir.Constant(I64, step))
     with cgutils.for_range(e.b, steps) as loop:
         place = e.b.mul(loop.index, ir.Constant(I64, 4 * step))
-        here = moved(e, row, loop.index, layouts.step_bytes(name))
+        here = [moved(e, row, loop.index, layouts.step_bytes(name)) for row in rows]
         scale = moved(e, e.pointer(scales), loop.index, 4)
-        yield layouts.weights(e, name, here, scale), place
+        yield [layouts.weights(e, name, at, scale) for at in here], place
     if name not in layouts.FLOATS:
         return
     done = e.b.mul(steps, ir.Constant(I64, step))
     with cgutils.for_range(e.b, e.b.sub(columns, done)) as loop:
         index = e.b.add(done, loop.index)
-        at = moved(e, row, index, BY_NAME[name].bytes)
-        yield [layouts.FLOATS[name](e, at, 1)], e.b.mul(index, ir.Constant(I64, 4))
+        each = [moved(e, row, index, BY_NAME[name].bytes) for row in rows]
+        singles = [[layouts.FLOATS[name](e, at, 1)] for at in each]
+        yield singles, e.b.mul(index, ir.Constant(I64, 4))
 
 
 def int8_dot(name: str, tile: int, features: Features) -> Inline:
@@ -105,9 +121,7 @@ def int8_dot(name: str, tile: int, features: Features) -> Inline:
     A quantised row is, per thirty-two elements, a scale (float), thirty-two int8, eight floats with
     the sums of each four of them, and two with those of each sixteen times the scale.
     """
-    kind = BY_NAME[name]
-    groups = kind.elements // layouts.GROUP
-    lanes = LANES * min(groups, 2)
+    single = BY_NAME[name].elements == layouts.GROUP
 
     def write(builder: Value, *arguments: Value) -> None:
         w, blocks, x, scales, fours, shares, x_stride, out, out_stride = arguments
@@ -116,21 +130,41 @@ def int8_dot(name: str, tile: int, features: Features) -> Inline:
         strides = [builder.lshr(x_stride, ir.Constant(I64, bits)) for bits in (0, 3, 0, 2)]
         bases = (x, scales, fours, shares)
         tables = [_tile(e, *each, tile) for each in zip(bases, strides, strict=True)]
-        targets, row = _tile(e, out, out_stride, tile), e.pointer(w)
-        sums = _sums(builder, tile, lanes)
-        with cgutils.for_range(builder, blocks) as loop:
-            block = layouts.UNPACK[name](e, moved(e, row, loop.index, kind.bytes))
+        sums = _sums(builder, tile, 2 * LANES)
+        for block, place in _blocks(e, name, w, blocks, single=single):
             here = [
-                [moved(e, p, loop.index, groups * size) for p in pointers]
+                [moved(e, p, place, size) for p in pointers]
                 for pointers, size in zip(tables, (32, 4, 32, 8), strict=True)
             ]
             codes = _signed(e, block)
             for t in range(tile):
                 found = _block_dot(e, block, codes, [pointers[t] for pointers in here])
-                builder.store(builder.fadd(builder.load(sums[t]), found), sums[t])
-        _finish(e, sums, targets)
+                wide = e.padded(found, 2 * LANES)
+                builder.store(builder.fadd(builder.load(sums[t]), wide), sums[t])
+        _finish(e, sums, _tile(e, out, out_stride, tile))
 
     return inline("w blocks x scales fours shares x_stride out out_stride", types.void, write)
+
+
+def _blocks(
+    e: Emit, name: str, w: Value, blocks: Value, *, single: bool
+) -> Iterator[tuple[layouts.Block, Value]]:
+    """Writes a loop over the blocks of a row: each, and its place in groups. Those of a single
+    group come two at a time, and a last one alone."""
+    kind, row, unpack = BY_NAME[name], e.pointer(w), layouts.UNPACK[name]
+    if not single:
+        with cgutils.for_range(e.b, blocks) as loop:
+            groups = ir.Constant(I64, kind.elements // layouts.GROUP)
+            yield unpack(e, moved(e, row, loop.index, kind.bytes)), e.b.mul(loop.index, groups)
+        return
+    pairs = e.b.lshr(blocks, ir.Constant(I64, 1))
+    with cgutils.for_range(e.b, pairs) as loop:
+        at = moved(e, row, loop.index, 2 * kind.bytes)
+        first, second = unpack(e, at), unpack(e, e.past(at, kind.bytes))
+        yield first.beside(e, second), e.b.mul(loop.index, ir.Constant(I64, 2))
+    done = e.b.mul(pairs, ir.Constant(I64, 2))
+    with cgutils.for_range(e.b, e.b.sub(blocks, done)) as loop:
+        yield unpack(e, moved(e, row, done, kind.bytes)), done
 
 
 def _signed(e: Emit, block: layouts.Block) -> Sequence[Value]:
@@ -174,7 +208,7 @@ def decode(name: str, features: Features) -> Inline:
         w, scales, columns, out = arguments
         e = Emit(builder, features)
         target = e.pointer(out)
-        for values, place in _weights(e, name, w, scales, columns):
+        for (values,), place in _weights(e, name, [e.pointer(w)], scales, columns):
             there = moved(e, target, place, 1)
             for i, value in enumerate(values):
                 e.store(value, there, 4 * LANES * i)
