@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import random
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-import httpx
 import msgspec
-import psutil
 
-from bench import files
+from bench import files, timed
 from bench.bare import Ask, Loop, Open
-from bench.rows import MIB, Bench, Row, alternate, ratios
+from bench.rows import MIB, Bench, Row, alternate, interval, ratios
+from bench.whole import WORDS, Share, Whole, Window
 from superfluid_workerd.adapter import LoadedModel
 from support.llama_libraries import BUILD, library
 from support.llama_models import write_encoder
@@ -29,130 +26,162 @@ from support.server import serving
 
 STREAMS: Final = (1, 2, 4, 8)
 _CONTEXT: Final = 1024
-_FEW: Final = 4
-_WORDS: Final = (
-    "river", "stone", "world", "tree", "house", "green", "seven", "music", "paper", "light",
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Shot:
-    """Some requests together: seconds by the clock, of the daemon's processor and the worker's."""
-
-    elapsed_s: float
-    daemon_cpu_s: float
-    worker_cpu_s: float
-    prompt_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One sample of either side, for as many streams: a rate, and processor seconds a turn."""
-
-    rate: float
-    turn_cpu_s: float
-    daemon_turn_cpu_s: float = 0.0
+_TURNS: Final = {1: 48}
+_FEWER_TURNS: Final = 24
+_PROMPT_WORDS: Final = 320
+_SHORT_WORDS: Final = 8
 
 
 def rows(bench: Bench) -> Iterator[Row]:
-    """Decode and prompt rates of both, what a turn costs outside the engine, embeddings."""
+    """Decode and prompt rates of both, the first token, memory; what a turn costs outside the
+    engine and what it is spent on; embeddings."""
     model, shared = files.default_model(), bench.place("llamacpp")
-    words = [str(model), "--threads", "1", "--lanes", str(STREAMS[-1])]
-    words += ["--context", str(_CONTEXT), "--llamacpp-lib", str(library(BUILD))]
-    with _Bare(model, shared) as bare, serving(words, bench.place("home")) as server:
-        whole = _Whole(server.url, server.pid)
+    served = _words(model)
+    with _Bare(model, shared) as bare, serving(served, bench.place("home")) as server:
+        whole = Whole(server.url, server.pid)
+        whole.decode(STREAMS[-1], _FEWER_TURNS)
+        bare.ask(STREAMS[-1], 16, _FEWER_TURNS)
         for streams in STREAMS:
             yield from _decode(bench, whole, bare, streams)
-        yield from _prompts(bench, whole, bare)
-        conditions = {"file": model.name, "threads": 1, "lanes": STREAMS[-1]}
-        yield Row(name="worker's peak RSS", unit="MiB", samples=[whole.peak_rss() / MIB],
-                  conditions=conditions)  # fmt: skip
+        for streams in STREAMS:
+            yield from _prompts(bench, whole, bare, streams)
+        yield from _first_token(bench, whole, bare)
+        yield Row(name="worker's peak RSS", unit="MiB", samples=[whole.peak_rss() / MIB])
         yield Row(name="bare process's peak RSS", unit="MiB",
-                  samples=[bare.ask(1, 8, 1).peak_rss / MIB], conditions=conditions)  # fmt: skip
+                  samples=[bare.ask(1, 8, 1).peak_rss / MIB])  # fmt: skip
+    yield from _parts(bench, served)
     yield from _embeddings(bench)
 
 
-def _decode(bench: Bench, whole: _Whole, bare: _Bare, streams: int) -> Iterator[Row]:
-    tokens = 8 if bench.quick else 32
-    found = alternate(
-        5 * bench.rounds,
+def _words(model: Path) -> list[str]:
+    words = [str(model), "--threads", "1", "--lanes", str(STREAMS[-1])]
+    return [*words, "--context", str(_CONTEXT), "--llamacpp-lib", str(library(BUILD))]
+
+
+def _rounds(bench: Bench) -> int:
+    return 2 if bench.quick else 5 * bench.rounds
+
+
+def _figure(name: str, unit: str, samples: Sequence[float], **more: Any) -> Row:
+    """A row that says where the median lies."""
+    low, high = interval(samples)
+    note = "; ".join(filter(None, [f"median in {low:.4g} to {high:.4g}", more.pop("note", "")]))
+    return Row(name=name, unit=unit, samples=list(samples), note=note, **more)
+
+
+def _decode(bench: Bench, whole: Whole, bare: _Bare, streams: int) -> Iterator[Row]:
+    turns = _TURNS.get(streams, _FEWER_TURNS)
+    found: dict[str, list[Any]] = alternate(
+        _rounds(bench),
         {
-            "whole": partial(_whole_decode, whole, streams, tokens),
-            "bare": partial(_bare_decode, bare, streams, tokens),
+            "whole": partial(whole.decode, streams, turns),
+            "bare": partial(bare.ask, streams, 16, turns),
         },
     )
-    conditions = {"file": "default model", "threads": 1, "streams": streams, "tokens": tokens}
-    for name, samples in found.items():
-        yield Row(name=f"{name}: decode", unit="tok/s", samples=[it.rate for it in samples],
-                  conditions=conditions)  # fmt: skip
-    ours, theirs = found["whole"], found["bare"]
-    yield Row(
-        name="whole over bare",
-        unit="x",
-        samples=ratios([it.rate for it in ours], [it.rate for it in theirs]),
-        wanted="0.97 or more",
-        conditions=conditions,
+    ours: list[Window] = found["whole"]
+    theirs: list[Loop] = found["bare"]
+    bare_rates = [streams * turns / it.decode_s for it in theirs]
+    bare_cpu = [1e3 * it.decode_cpu_s / turns for it in theirs]
+    daemon = [1e3 * it.daemon_cpu_s for it in ours]
+    worker = [1e3 * it.worker_cpu_s for it in ours]
+    at = {"streams": streams}
+    yield _figure("whole: decode", "tok/s", [it.rate for it in ours], conditions=at)
+    yield _figure("bare: decode", "tok/s", bare_rates, conditions=at)
+    yield _figure("whole over bare", "x", ratios([it.rate for it in ours], bare_rates),
+                  wanted="0.97 or more", conditions=at)  # fmt: skip
+    yield _figure("bare's turn: processor time", "ms", bare_cpu, conditions=at)
+    outside = [own - other for own, other in zip(worker, bare_cpu, strict=True)]
+    yield _figure("worker beyond bare, a turn: processor time", "ms", outside, conditions=at)
+    yield _figure("daemon, a turn: processor time", "ms", daemon, conditions=at)
+
+
+def _prompts(bench: Bench, whole: Whole, bare: _Bare, streams: int) -> Iterator[Row]:
+    """As many tokens whoever many prompts they are of."""
+    length = whole.first_tokens(streams, _PROMPT_WORDS // streams)[0] // streams
+    found: dict[str, list[float]] = alternate(
+        _rounds(bench),
+        {
+            "whole": lambda: _rate(*whole.first_tokens(streams, _PROMPT_WORDS // streams)),
+            "bare": lambda: streams * length / bare.ask(streams, length, 0).prompt_s,
+        },
     )
-    yield Row(
-        name="the same by processor time",
-        unit="x",
-        samples=ratios([it.turn_cpu_s for it in theirs], [it.turn_cpu_s for it in ours]),
-        conditions=conditions,
+    at = {"streams": streams, "tokens": streams * length}
+    for side, rates in found.items():
+        yield _figure(f"{side}: prompts", "tok/s", rates, conditions=at)
+    yield _figure("prompts, whole over bare", "x", ratios(found["whole"], found["bare"]),
+                  wanted="0.97 or more", conditions=at)  # fmt: skip
+
+
+def _rate(tokens: int, elapsed_s: float) -> float:
+    return tokens / elapsed_s
+
+
+def _first_token(bench: Bench, whole: Whole, bare: _Bare) -> Iterator[Row]:
+    length, _ = whole.first_tokens(1, _SHORT_WORDS)
+    found: dict[str, list[float]] = alternate(
+        _rounds(bench),
+        {
+            "whole": lambda: 1e3 * whole.first_tokens(1, _SHORT_WORDS)[1],
+            "bare": lambda: 1e3 * bare.ask(1, length, 0).prompt_s,
+        },
     )
-    outside = [
-        1e3 * (one.turn_cpu_s - other.turn_cpu_s) for one, other in zip(ours, theirs, strict=True)
-    ]
-    yield Row(
-        name="outside the engine, a turn: processor time",
-        unit="ms",
-        samples=outside,
-        note="of it the daemon's "
-        f"{1e3 * sum(it.daemon_turn_cpu_s for it in ours) / len(ours):.2g} ms",
-        conditions=conditions,
-    )
+    for side, samples in found.items():
+        yield _figure(f"{side}: first token", "ms", samples, conditions={"tokens": length})
 
 
-def _whole_decode(whole: _Whole, streams: int, tokens: int) -> Side:
-    few, many = whole.shot(streams, 12, _FEW), whole.shot(streams, 12, _FEW + tokens)
-    daemon = (many.daemon_cpu_s - few.daemon_cpu_s) / tokens
-    worker = (many.worker_cpu_s - few.worker_cpu_s) / tokens
-    return Side(streams * tokens / (many.elapsed_s - few.elapsed_s), daemon + worker, daemon)
+def _parts(bench: Bench, served: Sequence[str]) -> Iterator[Row]:
+    """What a turn is spent on, by clocks in a server of its own; they are part of what they say."""
+    with _clocked(bench, served) as whole:
+        whole.decode(STREAMS[-1], 8)
+        for streams in (STREAMS[0], STREAMS[-1]):
+            found = [whole.decode(streams, _FEWER_TURNS) for _ in range(2 * _rounds(bench))]
+            told = {name: [1e3 * it.spent_s[name] for it in found] for name in found[0].spent_s}
+            for side in timed.SIDES:
+                whole_ms = [1e3 * (it.daemon_cpu_s if side == "daemon" else it.worker_cpu_s)
+                            for it in found]  # fmt: skip
+                named = [samples for name, samples in told.items() if name.startswith(side)]
+                told[f"{side}: all else"] = [
+                    every - sum(parts) for every, *parts in zip(whole_ms, *named, strict=True)
+                ]
+            for name, samples in sorted(told.items()):
+                yield _figure(f"a turn, {name}", "ms", samples, conditions={"streams": streams})
 
 
-def _bare_decode(bare: _Bare, streams: int, tokens: int) -> Side:
-    loop = bare.ask(streams, 16, tokens)
-    return Side(streams * tokens / loop.decode_s, loop.decode_cpu_s / tokens)
+@contextlib.contextmanager
+def _clocked(bench: Bench, served: Sequence[str]) -> Iterator[Whole]:
+    program = [str(Path(timed.__file__).absolute())]
+    kept = {side: bench.place("clocks") / side for side in timed.SIDES}
+    for path in kept.values():
+        path.write_bytes(bytes(timed.FILE_BYTES))
 
+    def spent() -> Mapping[str, float]:
+        return {
+            f"{side}: {part}": seconds
+            for side, path in kept.items()
+            for part, seconds in timed.read(path, timed.SIDES[side]).items()
+        }
 
-def _prompts(bench: Bench, whole: _Whole, bare: _Bare) -> Iterator[Row]:
-    for words, name in ((8, "first token of a short prompt"), (300, "a prompt")):
-        samples: dict[str, list[float]] = {"whole": [], "bare": []}
-        for _ in range(5 * bench.rounds):
-            for side in ("whole", "bare", "bare", "whole"):
-                shot = whole.shot(1, words, 1)
-                length = shot.prompt_tokens
-                elapsed = shot.elapsed_s if side == "whole" else bare.ask(1, length, 0).prompt_s
-                samples[side].append(length / elapsed if words > 100 else 1e3 * elapsed)
-        unit = "tok/s" if words > 100 else "ms"
-        for side, figures in samples.items():
-            yield Row(name=f"{side}: {name}", unit=unit, samples=figures,
-                      conditions={"threads": 1, "words": words})  # fmt: skip
-        if words > 100:
-            yield Row(name="prompt, whole over bare", unit="x", wanted="0.97 or more",
-                      samples=ratios(samples["whole"], samples["bare"]))  # fmt: skip
+    worker = [sys.executable, "-P", *program, str(kept["worker"]), "superfluid_workerd"]
+    with serving(
+        [*served, "--sandbox", "none"],
+        bench.place("home"),
+        program=["-P", *program, str(kept["daemon"]), "superfluid"],
+        SUPERFLUID_WORKER_LLAMACPP=shlex.join(worker),
+    ) as server:
+        yield Whole(server.url, server.pid, spent)
 
 
 def _embeddings(bench: Bench) -> Iterator[Row]:
     """Texts through HTTP, many in a request and one, beside the library's own calls."""
     model = write_encoder(bench.place("models") / "encoder-384x6.gguf", width=384, layers=6)
-    texts = [" ".join(_WORDS[:9])] * 64
+    texts = [" ".join(WORDS[:9])] * 64
     words = [str(model), "--threads", "1", "--lanes", "8", "--context", "256"]
     words += ["--llamacpp-lib", str(library(BUILD))]
     with (
         serving(words, bench.place("embeddings-home")) as server,
         opened(model, bench.place("llamacpp"), context=256, lanes=8) as loaded,
     ):
-        whole = _Whole(server.url, server.pid)
+        whole = Whole(server.url, server.pid)
         tokens = [loaded.tokenizer.encode(text) for text in texts]
         sides = {
             "whole": partial(whole.embedded, texts, len(texts)),
@@ -170,60 +199,16 @@ def _embeddings(bench: Bench) -> Iterator[Row]:
         yield Row(name=f"embeddings{name}, whole over bare", unit="x", conditions=conditions,
                   samples=ratios([it.rate for it in ours], [it.rate for it in theirs]))  # fmt: skip
         yield Row(name="the same by processor time", unit="x", conditions=conditions,
-                  samples=ratios([it.turn_cpu_s for it in theirs],
-                                 [it.turn_cpu_s for it in ours]))  # fmt: skip
+                  samples=ratios([it.cpu_s for it in theirs],
+                                 [it.cpu_s for it in ours]))  # fmt: skip
 
 
-def _bare_embedded(loaded: LoadedModel, tokens: Sequence[Sequence[int]], at_once: int) -> Side:
+def _bare_embedded(loaded: LoadedModel, tokens: Sequence[Sequence[int]], at_once: int) -> Share:
     start, cpu = time.perf_counter(), time.process_time()
     for place in range(0, len(tokens), at_once):
         loaded.runtime.embed(tokens[place : place + at_once], lambda: None)
     elapsed_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu
-    return Side(len(tokens) / elapsed_s, cpu_s / len(tokens))
-
-
-class _Whole:
-    """A server, asked by as many clients as there are streams."""
-
-    def __init__(self, url: str, pid: int) -> None:
-        self._client = httpx.Client(base_url=url, timeout=600)
-        self._daemon = psutil.Process(pid)
-        self._worker = next(it for it in self._daemon.children(recursive=True))
-        self._random = random.Random(1)
-
-    def shot(self, streams: int, words: int, tokens: int) -> Shot:
-        """`streams` completions together, of prompts that were never sent before."""
-        prompts = [" ".join(self._random.choices(_WORDS, k=words)) for _ in range(streams)]
-        before, start = self._cpu(), time.perf_counter()
-        with ThreadPoolExecutor(streams) as pool:
-            counts = list(pool.map(partial(self._complete, tokens=tokens), prompts))
-        elapsed, after = time.perf_counter() - start, self._cpu()
-        return Shot(elapsed, after[0] - before[0], after[1] - before[1], counts[0])
-
-    def embedded(self, texts: Sequence[str], at_once: int) -> Side:
-        """A rate, and processor seconds a text, by so many of them in a request."""
-        before, start = self._cpu(), time.perf_counter()
-        for place in range(0, len(texts), at_once):
-            body = {"input": texts[place : place + at_once], "encoding_format": "base64"}
-            self._client.post("/v1/embeddings", json=body).raise_for_status()
-        elapsed_s, after = time.perf_counter() - start, self._cpu()
-        return Side(len(texts) / elapsed_s, (sum(after) - sum(before)) / len(texts))
-
-    def peak_rss(self) -> int:
-        """The worker's, in bytes."""
-        lines = Path(f"/proc/{self._worker.pid}/status").read_text().splitlines()
-        return int(next(line.split()[1] for line in lines if line.startswith("VmHWM"))) * 1024
-
-    def _complete(self, prompt: str, tokens: int) -> int:
-        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        answer = self._client.post("/v1/completions", json=body).raise_for_status().json()
-        if answer["usage"]["completion_tokens"] != tokens:
-            raise RuntimeError(f"{tokens} tokens were wanted, the server says {answer['usage']}")
-        return int(answer["usage"]["prompt_tokens"])
-
-    def _cpu(self) -> tuple[float, float]:
-        daemon, worker = self._daemon.cpu_times(), self._worker.cpu_times()
-        return daemon.user + daemon.system, worker.user + worker.system
+    return Share(len(tokens) / elapsed_s, cpu_s / len(tokens))
 
 
 class _Bare(contextlib.AbstractContextManager["_Bare"]):

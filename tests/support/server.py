@@ -78,14 +78,19 @@ def run(arguments: Sequence[str], home: Path, timeout_s: float = 120.0, **extra:
 
 @contextlib.contextmanager
 def serving(
-    arguments: Sequence[str], home: Path, python: str = sys.executable, **extra: str
+    arguments: Sequence[str],
+    home: Path,
+    python: str = sys.executable,
+    program: Sequence[str] = ("-m", "superfluid"),
+    **extra: str,
 ) -> Iterator[Server]:
-    """`superfluid serve ARGUMENTS` on a free port, until the block ends; a group of its own."""
+    """`superfluid serve ARGUMENTS` on a free port, until the block ends; a group of its own.
+    `program` is what `python` runs as superfluid."""
     home.mkdir(parents=True, exist_ok=True)
     errors = home / f"stderr-{os.urandom(4).hex()}"
     with errors.open("w") as stderr:
         process = subprocess.Popen(
-            [python, "-m", "superfluid", "serve", "--port", "0", *arguments],
+            [python, *program, "serve", "--port", "0", *arguments],
             env=environment(home, **extra),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as command
-from bench import sampling
-from bench.rows import Bench, Row, alternate, ratios
+from bench import sampling, timed
+from bench.rows import Bench, Row, alternate, interval, ratios
 
 
 def test_calls_go_there_and_back_so_that_drift_falls_on_all() -> None:
@@ -25,6 +26,30 @@ def test_calls_go_there_and_back_so_that_drift_falls_on_all() -> None:
     assert alternate(2, calls) == {"a": [1, 4, 5, 8], "b": [2, 3, 6, 7]}
     assert order == list("abbaabba")
     assert ratios([2.0, 9.0], [1.0, 3.0]) == [2.0, 3.0]
+
+
+def test_the_median_lies_where_order_statistics_say() -> None:
+    assert interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
+    assert interval([float(it) for it in range(1, 21)]) == (6.0, 15.0)
+    assert interval([float(it) for it in range(1, 11)]) == (2.0, 9.0)
+
+
+def test_a_clock_leaves_out_what_inner_clocks_count(tmp_path: Path) -> None:
+    path = tmp_path / "clocks"
+    path.write_bytes(bytes(timed.FILE_BYTES))
+    clocks = timed.Clocks(path, {"outer": (), "inner": ()})
+
+    def work() -> int:
+        return sum(range(200_000))
+
+    inner = clocks.around(1, work)
+    outer = clocks.around(0, lambda: (inner(), work(), inner(), work(), work(), work()))
+    began = time.thread_time()
+    outer()
+    took = time.thread_time() - began
+    spent = timed.read(path, {"outer": None, "inner": None})
+    assert took * 0.9 < spent["outer"] + spent["inner"] <= took
+    assert 0.1 < spent["inner"] / took < 0.6
 
 
 def test_a_line_says_what_a_repeat_needs() -> None:

@@ -99,7 +99,7 @@ class Context:
         found = self._call.llama_get_logits_ith(self.pointer, index)
         if not found:
             return None
-        row = np.frombuffer(self._row.from_address(found), np.float32)
+        row: Logits = np.frombuffer(memoryview(self._row.from_address(found)), np.float32)
         return row.reshape(1, self.vocabulary)
 
     def embedding(self, sequence: int, width: int) -> Logits | None:

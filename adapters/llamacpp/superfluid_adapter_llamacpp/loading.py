@@ -20,7 +20,7 @@ from superfluid_adapter_llamacpp.model import Model
 from superfluid_adapter_llamacpp.plan import Plan, Shape, make_plan
 from superfluid_adapter_llamacpp.probe import Finding
 from superfluid_adapter_llamacpp.runtime import Kind, LlamaRuntime, Loaded
-from superfluid_adapter_llamacpp.settings import Settings, check_devices
+from superfluid_adapter_llamacpp.settings import ALL_LAYERS, Settings, check_devices
 from superfluid_adapter_llamacpp.state import state_key
 from superfluid_adapter_llamacpp.tokenizer import LlamaTokenizer
 from superfluid_adapter_llamacpp.where import named_library, require
@@ -224,9 +224,10 @@ class _Assembly:
         """Layers on GPUs: none without one; what llama.cpp chose itself it does not tell."""
         if not self.opened.gpus:
             return 0
-        layers = self.settings.values["n-gpu-layers"]
-        most = self.header.number("block_count") + 1
-        return min(layers, most) if isinstance(layers, int) else most if layers == "all" else "auto"
+        layers, most = self.settings.gpu_layers, self.header.number("block_count") + 1
+        if layers >= 0:
+            return min(layers, most)
+        return most if layers == ALL_LAYERS else "auto"
 
 
 def _check_kind(model: Model, header: Header) -> None:

@@ -14,6 +14,7 @@ from superfluid_adapter_llamacpp.contracts import Contract, Layout
 from superfluid_compat.errors import BadOptionValue
 from superfluid_workerd.adapter import Options
 from superfluid_workerd.options import Kind, Option, Scope, Value
+from superfluid_workerd.values import Values
 
 ALL_LAYERS: Final = -2
 AUTO_LAYERS: Final = -1
@@ -143,24 +144,20 @@ class Settings:
         return settings
 
     def text(self, name: str) -> str | None:
-        value = self.values[name]
-        return value if isinstance(value, str) else None
+        return Values(self.values).text(name, None)
 
     def number(self, name: str) -> int:
-        """A whole number that has a default; words are 0."""
-        value = self.values[name]
-        return value if isinstance(value, int) else 0
+        """A whole number, 0 where none was given."""
+        return Values(self.values).integer(name, 0)
 
     def flag(self, name: str) -> bool:
-        return bool(self.values[name])
+        return Values(self.values).flag(name, False)
 
     @property
     def gpu_layers(self) -> int:
         """As llama.cpp counts: -1 chooses, -2 is all."""
-        value = self.values["n-gpu-layers"]
-        if isinstance(value, int):
-            return value
-        return ALL_LAYERS if value == "all" else AUTO_LAYERS
+        words = ALL_LAYERS if self.text("n-gpu-layers") == "all" else AUTO_LAYERS
+        return Values(self.values).integer("n-gpu-layers", words)
 
     @property
     def tensor_split(self) -> tuple[float, ...]:
@@ -307,8 +304,8 @@ def check_devices(settings: Settings, gpus: int) -> None:
     if not gpus and layers not in ("auto", 0):
         _refuse("n-gpu-layers", f"{layers} was asked for, {found}",
                 "leave --llamacpp-n-gpu-layers out, or install a build for your GPU")  # fmt: skip
-    main = settings.values["main-gpu"]
-    if isinstance(main, int) and main >= gpus:
+    main = Values(settings.values).integer("main-gpu", None)
+    if main is not None and main >= gpus:
         _refuse("main-gpu", f"{main} was asked for, {found}",
                 f"give 0 to {gpus - 1}" if gpus else "leave --llamacpp-main-gpu out")  # fmt: skip
     if len(settings.tensor_split) > max(gpus, 1):

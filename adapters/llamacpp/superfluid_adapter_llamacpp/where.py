@@ -15,6 +15,7 @@ from superfluid_compat.errors import (
 )
 from superfluid_compat.verdicts import State
 from superfluid_workerd.adapter import Options
+from superfluid_workerd.values import Values
 
 VARIABLE: Final = "SUPERFLUID_LLAMA_LIB"
 INSTALL: Final = "superfluid runtime install llamacpp"
@@ -25,8 +26,8 @@ def named_library(options: Options, installed: Path | None) -> Path:
 
     Raises `RuntimeNotInstalled` when none is named.
     """
-    given = options.get("lib")
-    if isinstance(given, str):
+    given = Values(options).text("lib", None)
+    if given is not None:
         return Path(given)
     if os.environ.get(VARIABLE):
         return Path(os.environ[VARIABLE])

@@ -75,10 +75,10 @@ def test_logits_of_tiny_models_are_the_bare_loops(
         sequence = runtime.seq_create()
         (found,) = runtime.step([Feed(sequence, tokens, 0, "all")], ignore)
         (after,) = runtime.step([Feed(sequence, [9], len(tokens))], ignore)
-    assert found is not None
-    assert after is not None
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4)
-    np.testing.assert_allclose(after[-1], then, rtol=0, atol=1e-4)
+        assert found is not None
+        assert after is not None
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(after[-1], then, rtol=0, atol=1e-4)
 
 
 @pytest.mark.model

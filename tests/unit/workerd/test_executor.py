@@ -73,6 +73,41 @@ def test_one_frame_for_each_turn_whoever_sits_in_it() -> None:
     assert loop.stats_at_end.seats == 24
 
 
+class Lending(Stage):
+    """Its rows hold until it is called again, whatever for."""
+
+    lent: Sequence[Logits | None] = ()
+
+    def step(self, feeds: Sequence[Feed], tick: Tick) -> Sequence[Logits | None]:
+        self._take_back()
+        self.lent = super().step(feeds, tick)
+        return self.lent
+
+    def seq_length(self, sequence: int) -> int:
+        self._take_back()
+        return super().seq_length(sequence)
+
+    def seq_truncate(self, sequence: int, length: int) -> None:
+        self._take_back()
+        super().seq_truncate(sequence, length)
+
+    def _take_back(self) -> None:
+        for rows in self.lent:
+            if rows is not None:
+                rows[:] = np.nan
+
+
+def test_rows_are_drawn_from_before_the_runtime_is_called_again() -> None:
+    loop = Loop(stage=Lending)
+    wanted = {number: request(f"prompt {number}", 1 + number) for number in range(4)}
+    for number, one in wanted.items():
+        loop.join(number, one)
+    loop.run()
+    for number, one in wanted.items():
+        assert loop.heard[number].error is None
+        assert loop.heard[number].tokens == alone(one, loop.orders)
+
+
 def test_late_join_recycled_lane_and_full_house_equal_solo() -> None:
     loop = Loop(lanes=3)
     wanted = {n: request(f"stream {n}", tokens) for n, tokens in enumerate((4, 9, 5, 6, 3))}

@@ -234,6 +234,23 @@ def test_greedy_takes_the_lowest_of_equals() -> None:
     assert Sampler(Sampling(temperature=0), 50).draw(row, 0, []).token == 7
 
 
+@given(
+    values=st.lists(st.sampled_from([0.0, 1.0, 2.0, 3.0]), min_size=6, max_size=6),
+    bias=st.dictionaries(st.integers(0, 5), st.sampled_from([-2.0, -0.0, 0.0, 1.5]), max_size=4),
+    banned=st.sets(st.integers(0, 5), max_size=3),
+)
+def test_greedy_takes_the_largest_after_the_bias(
+    values: list[float], bias: dict[int, float], banned: set[int]
+) -> None:
+    row = np.array(values, dtype=np.float32)
+    wanted = row.copy()
+    for token, value in {**bias, **dict.fromkeys(banned, -math.inf)}.items():
+        wanted[token] += np.float32(value)
+    sampler = Sampler(Sampling(temperature=0, logit_bias=bias), 6, banned)
+    assert sampler.draw(row, 0, []).token == int(wanted.argmax())
+    np.testing.assert_array_equal(row, np.array(values, dtype=np.float32))
+
+
 def test_banned_tokens_are_never_drawn() -> None:
     row = np.array([9, 0, 0, 0], dtype=np.float32)
     sampler = Sampler(Sampling(logit_bias={0: 50.0}), 4, banned=[0, 2])
