@@ -264,6 +264,8 @@ def test_a_model_that_batches_wrongly_is_served_one_by_one_and_says_so(
         for token in (-1, size, 99_999, 2**31 - 1, 2**40):
             assert _ask(server, [1, token]).status_code == 400, token
         assert _ask(server, [1, size - 1]).status_code == 200
+        assert _ask(server, "hello", tokens=0).status_code == 400
+        assert _ask(server, []).status_code == 400
         (worker,) = psutil.Process(server.pid).children()
         assert worker.is_running()
 

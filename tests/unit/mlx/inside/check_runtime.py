@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 
 from superfluid_adapter_mlx import adapter, shares
+from superfluid_adapter_mlx.caches import held_arrays
 from superfluid_adapter_mlx.engine import mx
 from superfluid_adapter_mlx.model import Model
 from superfluid_compat.errors import Capacity, Fault, OutOfBoundary, Unsupported
 from superfluid_workerd.adapter import Feed, LoadedModel, OpenRequest, Runtime
+from superfluid_workerd.link.frames import Sampling
 from superfluid_workerd.registry import checked_options
+from superfluid_workerd.sampling import Sampler
 from support.mlx_models import write_folder
 
 
@@ -222,6 +225,52 @@ def test_a_pass_that_fails_costs_its_lanes_and_nobody_else(
     np.testing.assert_allclose(row, alone(runtime, [*tokens(7, 7), 1]), atol=2e-5)
 
 
+def test_a_spoilt_sequence_is_told_of_whenever_it_is_fed(
+    runtime: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sequence,) = begun(runtime, 5)
+    broken = Model(_Breaks(runtime._model.module, 1, RuntimeError("over")), 400, 400)
+    monkeypatch.setattr(runtime, "_model", broken)
+    for held in (6, 7):
+        with pytest.raises(Fault):
+            step(runtime, (sequence, [1]))
+        # Longer than its owner believes, who thus sees that it must be taken back.
+        assert runtime.seq_length(sequence) == held
+    assert runtime.describe().retry
+    runtime.seq_truncate(sequence, 0)
+    step(runtime, (sequence, [1]))
+
+
+def test_rows_that_no_token_can_be_drawn_from_cost_their_round_and_no_other(
+    runtime: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, model = begun(runtime, 5, 9), runtime._model
+    sampler = Sampler(Sampling(temperature=0), 400)
+    with monkeypatch.context() as patched:
+        nothing = Model(_Silent(model.module), 400, 400)
+        patched.setattr(runtime, "_model", nothing)
+        for row in step(runtime, *((sequence, [1]) for sequence in made)):
+            with pytest.raises(Fault, match="largest logit"):
+                sampler.draw(row[-1], 0, [1])
+    runtime.seq_free(made[0])
+    (row,) = step(runtime, (made[1], [2]))
+    np.testing.assert_allclose(row, alone(runtime, [*tokens(9, 9), 1, 2]), atol=2e-5)
+    assert 0 <= sampler.draw(row[-1], 1, [1]).token < 400
+
+
+class _Silent:
+    """A model whose logits are no numbers."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __call__(self, ids: Any, cache: Any) -> Any:
+        return self._inner(ids, cache=cache) * float("nan")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
 def test_a_prompt_that_fails_between_chunks_costs_itself(
     folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,11 +355,16 @@ def test_models_that_do_not_go_back_say_so_and_are_unharmed(
 
 def test_half_precision_weights_are_served_in_half_precision(tmp_path: Path) -> None:
     for kind in ("float16", "bfloat16"):
-        runtime = load(write_folder(tmp_path / kind, "llama", kind)).runtime
+        runtime: Any = load(write_folder(tmp_path / kind, "llama", kind)).runtime
         one, two = begun(runtime, 5, 9)
         rows = step(runtime, (one, [1]), (two, [1]))
         assert all(row.dtype == np.float32 for row in rows)
         assert np.abs(rows[1] - alone(runtime, [*tokens(9, 9), 1])).max() < 0.05
+        # One that holds nothing comes to those that decode, and changes nobody's type.
+        step(runtime, (one, [4]), (two, [4]), (runtime.seq_create(), [4]))
+        kept = runtime._batch.caches if runtime._batch else []
+        assert {it.dtype for it in held_arrays(kept)} <= {getattr(mx, kind), mx.int32}
+        assert kept
         there = runtime.seq_import(runtime.seq_export(one))
         np.testing.assert_array_equal(*[step(runtime, (it, [2]))[0] for it in (one, there)])
 
