@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 DRAIN_S: Final = 30.0
 _BACKLOG: Final = 512
 _NUMBERS: Final = ("context", "lanes", "threads", "memory-budget")
-_EXAMPLE: Final = '{"prompt": "The capital of France is", "max_tokens": 16}'
+_EXAMPLE: Final = ("completions", '{"prompt": "The capital of France is", "max_tokens": 16}')
+_EMBEDDING_EXAMPLE: Final = ("embeddings", '{"input": "The capital of France"}')
 T = TypeVar("T")
 
 
@@ -290,7 +291,9 @@ async def _announce(host: ModelHost, listener: socket.socket, say: Say) -> None:
     await host.served()
     url = _url(listener)
     say(f"serving {host.spec.name} with {host.spec.runtime} at {url}")
-    say(f"try: curl {url}/completions -d '{_EXAMPLE}'")
+    can = host.description.capabilities if host.description else {}
+    route, body = _EXAMPLE if can.get("generates", True) else _EMBEDDING_EXAMPLE
+    say(f"try: curl {url}/{route} -d '{body}'")
 
 
 def _http(supervisor: Supervisor, listener: socket.socket, service_class: Class) -> uvicorn.Server:

@@ -150,7 +150,6 @@ def test_the_list_of_models_says_what_each_can_do(server: Server) -> None:
 def test_a_model_that_embeds_alone_and_one_that_does_not(tmp_path: Path) -> None:
     alone = write_model(tmp_path / "alone.fake", Orders(generates=False))
     with serving([str(alone)], tmp_path / "a") as server:
-        assert server.url
         (row,) = httpx.get(f"{server.url}/v1/models").json()["data"]
         assert row["superfluid"]["capabilities"]["generates"] is False
         embedded = httpx.post(f"{server.url}/v1/embeddings", json={"input": "a"}, timeout=30)
@@ -163,6 +162,7 @@ def test_a_model_that_embeds_alone_and_one_that_does_not(tmp_path: Path) -> None
             assert refused.status_code == 400
             assert refused.json()["error"]["code"] == "generation_unsupported"
             assert "/v1/embeddings" in refused.json()["error"]["message"]
+        assert f"curl {server.url}/v1/embeddings" in server.stop().out
     text = write_model(tmp_path / "text.fake", Orders(width=0))
     with serving([str(text)], tmp_path / "t") as server:
         refused = httpx.post(f"{server.url}/v1/embeddings", json={"input": "a"}, timeout=30)
