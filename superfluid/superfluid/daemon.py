@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -18,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from superfluid import control
 from superfluid.catalog.catalog import Catalog
 from superfluid.catalog.environment import worker_environment
-from superfluid.catalog.prepared import Preparations, Say
-from superfluid.catalog.standing import Choice, Chooser, Wanted
+from superfluid.catalog.prepared import Preparations, Say, stamps, unchanged
+from superfluid.catalog.standing import Choice, Chooser, Standing, Wanted
 from superfluid.catalog.workerd import lent_packages
 from superfluid.config import Sources
 from superfluid.installs.store import MANIFEST, Installs
@@ -28,7 +29,13 @@ from superfluid.supervisor import confine, name
 from superfluid.supervisor.host import Folders, ModelHost, ModelSpec
 from superfluid.supervisor.ledger import Ledger
 from superfluid.supervisor.supervisor import Supervisor
-from superfluid_compat.errors import ExitCode, PortInUse, UnknownModel, UsageError
+from superfluid_compat.errors import (
+    ExitCode,
+    PortInUse,
+    RuntimeBroken,
+    UnknownModel,
+    UsageError,
+)
 from superfluid_workerd.link.answers import Rights as Declared
 from superfluid_workerd.link.frames import Class, Load
 from superfluid_workerd.options import Kind, Resolved
@@ -117,7 +124,9 @@ class Choosing:
         self._model = settings.model.resolve()
         self._preparations = Preparations(settings.cache)
         self._installs = Installs(settings.runtimes)
+        self._chooser: Chooser | None = None
         self._choice: Choice | None = None
+        self._files: list[tuple[str, int, int]] = []
 
     async def choose(self) -> Choice:
         """Raises what `Chooser.choose` raises."""
@@ -132,6 +141,7 @@ class Choosing:
             self._say,
             self.memory,
         )
+        self._chooser = chooser
         self._choice = await chooser.choose(self._model, settings.wanted)
         return self._choice
 
@@ -155,6 +165,7 @@ class Choosing:
         await self._preparations.ensure(
             self._catalog, row, self._model, choice.values, self._say, place=place
         )
+        self._files = stamps(choice.standing.probe) if choice.standing.probe else []
         named = {f"{row.id}-{name}": found for name, found in choice.options.items()}
         return ModelSpec(
             name=settings.model_name,
@@ -170,9 +181,7 @@ class Choosing:
                 memory_budget=_count(settings, "memory-budget") or None,
                 options=choice.values,
             ),
-            command=lambda link: self._catalog.workerd.argv(
-                row.id, "serve", "--link", str(link), place=place
-            ),
+            command=self._command,
             environment=worker_environment,
             rights=self._rights(choice),
             install=_digest(choice),
@@ -180,16 +189,39 @@ class Choosing:
             origins=origins(settings.common) | origins(named),
         )
 
+    def _command(self, link: int) -> list[str]:
+        """The argv of a worker of what was chosen. Raises `RuntimeUnavailable`."""
+        if self._choice is None:
+            raise RuntimeBroken("no runtime was chosen")
+        self._judge_again(self._choice.standing)
+        row, place = self._choice.standing.row, self._choice.standing.place
+        return self._catalog.workerd.argv(row.id, "serve", "--link", str(link), place=place)
+
+    def _judge_again(self, before: Standing) -> None:
+        """Where files of the runtime are not those that were judged, judge it once more: a worker
+        may not. The loop waits meanwhile, and so do clients, who are without a worker anyway."""
+        gone = before.install is not None and before.install.missing()
+        if self._chooser is None or (not gone and unchanged(self._files)):
+            return
+        with ThreadPoolExecutor(1) as pool:
+            judging = self._chooser.stand(before.row, before.install)
+            standing = pool.submit(asyncio.run, judging).result()
+        if not standing.verdict.serves:
+            raise standing.verdict.error(standing.label)
+        self._files = stamps(standing.probe) if standing.probe else []
+
     def _rights(self, choice: Choice) -> Rights:
         """What its worker may do."""
         settings, row, place = self._settings, choice.standing.row, choice.standing.place
         level: Level = cast(Level, settings.common["sandbox"].value)
         named = [option.name for option in row.options if option.kind is Kind.PATH]
         given = [choice.values.get(name) for name in named]
+        probe = choice.standing.probe
         readable = [
             self._preparations.shared(row.id),
             *map(Path, lent_packages(row.id).values()),
-            *(it for path in (place.folder, *given) if path for it in family(Path(str(path)))),
+            *(Path(str(path)) for path in (place.folder, *given) if path),
+            *map(Path, probe.files if probe else ()),
         ]
         return confine.rights(
             level,
@@ -198,12 +230,6 @@ class Choosing:
             readable,
             memory_budget=_count(settings, "memory-budget"),
         )
-
-
-def family(path: Path) -> list[Path]:
-    """What a path that was given stands for: a library also for those beside it."""
-    beside = sorted(path.parent.glob("lib*")) if ".so" in path.name or ".dylib" in path.name else []
-    return [path, *(it for it in beside if it.is_file())]
 
 
 def _digest(choice: Choice) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 
 from superfluid_adapter_llamacpp.contracts import contracts
@@ -85,14 +86,14 @@ def test_a_library_of_ones_own_serves_without_an_install(
         assert completed(server).status_code == 200
 
 
-def in_two_files(folder: Path) -> Path:
+def in_two_files(folder: Path, name: str = "libgomq.so.1") -> Path:
     """The library with one of its dependencies beside it, under a name that no system has."""
     ctypes.CDLL("libgomp.so.1")
     maps = Path("/proc/self/maps").read_text()
     (gomp,) = set(re.findall(r"/\S*libgomp\.so\.1\S*", maps))
-    beside = folder / "libgomq.so.1"
-    beside.write_bytes(Path(gomp).read_bytes().replace(b"libgomp.so.1\0", b"libgomq.so.1\0"))
-    return with_bytes(folder, b"\0libgomp.so.1\0", b"\0libgomq.so.1\0")
+    own = name.encode() + b"\0"
+    (folder / name).write_bytes(Path(gomp).read_bytes().replace(b"libgomp.so.1\0", own))
+    return with_bytes(folder, b"\0libgomp.so.1\0", b"\0" + own)
 
 
 @pytest.mark.parametrize("name", ["file", "folder"])
@@ -106,6 +107,112 @@ def test_a_library_of_several_files_serves_from_its_own_folder(
     words = [str(model), "--threads", "1", "--llamacpp-lib", str(own), "--untested"]
     with serving(words, tmp_path / "home") as server:
         assert completed(server).status_code == 200
+
+
+def named_unlike_a_library(folder: Path) -> Path:
+    """Its dependency's name does not begin as those of libraries do."""
+    return in_two_files(folder, "oddgomq.so.1")
+
+
+def linked_by_version(folder: Path) -> Path:
+    """Files under their full versions, links under the names that are loaded."""
+    in_two_files(folder)
+    for name, real in (("libllama.so", "libllama.so.0.1"), ("libgomq.so.1", "libgomq.so.1.0.0")):
+        (folder / name).rename(folder / real)
+        (folder / name).symlink_to(real)
+    return folder / "libllama.so"
+
+
+def linked_from_elsewhere(folder: Path) -> Path:
+    link = folder.parent / "elsewhere" / "libllama.so"
+    link.parent.mkdir()
+    link.symlink_to(in_two_files(folder))
+    return link
+
+
+def folder_linked_from_elsewhere(folder: Path) -> Path:
+    in_two_files(folder)
+    (folder.parent / "current").symlink_to(folder)
+    return folder.parent / "current"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [named_unlike_a_library, linked_by_version, linked_from_elsewhere,
+     folder_linked_from_elsewhere],
+)  # fmt: skip
+def test_a_library_laid_out_in_any_usual_way_serves_from_within_the_sandbox(
+    make: Callable[[Path], Path], model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    words = [str(model), "--threads", "1", "--llamacpp-lib", str(make(folder)), "--untested"]
+    with serving(words, tmp_path / "home") as server:
+        assert completed(server).status_code == 200
+
+
+# What happens to a library while it serves.
+
+
+def worker_of(server: Server) -> psutil.Process:
+    (worker,) = [it for it in psutil.Process(server.pid).children() if "serve" in it.cmdline()]
+    return worker
+
+
+@pytest.mark.parametrize("what", ["touched", "swept"])
+def test_a_library_is_judged_again_before_a_worker_starts_anew(
+    what: str, model: Path, tmp_path: Path
+) -> None:
+    own = Path(shutil.copy(library(INSTALLED), tmp_path / "libllama.so"))
+    home = tmp_path / "home"
+    words = [str(model), "--threads", "1", "--llamacpp-lib", str(own), "--untested"]
+    with serving(words, home) as server:
+        before = completed(server).json()["choices"]
+        if what == "touched":
+            os.utime(own, (1, 1))
+        else:
+            (kept,) = home.rglob("probe-*")
+            kept.unlink()
+        worker_of(server).kill()
+        assert completed(server).json()["choices"] == before
+    with serving(words, home) as server:
+        assert completed(server).json()["choices"] == before
+
+
+def test_what_becomes_of_a_library_that_is_taken_away_under_a_server_is_said(
+    model: Path, tmp_path: Path
+) -> None:
+    own = Path(shutil.copy(library(INSTALLED), tmp_path / "libllama.so"))
+    words = [str(model), "--threads", "1", "--llamacpp-lib", str(own), "--untested"]
+    with serving(words, tmp_path / "home") as server:
+        assert completed(server).status_code == 200
+        own.unlink()
+        worker_of(server).kill()
+        ended = server.wait()
+    one_line(ended, ExitCode.RUNTIME, f"{own}: there is no such file")
+
+
+def test_an_install_that_lost_a_file_under_a_server_is_to_be_repaired(
+    home: Path, model: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "home"
+    shutil.copytree(home, copy, symlinks=True)
+    with serving([str(model), "--runtime", "llamacpp", "--threads", "1"], copy) as server:
+        assert completed(server).status_code == 200
+        for file in copy.rglob("*.so"):
+            file.unlink()
+        worker_of(server).kill()
+        ended = server.wait()
+    one_line(ended, ExitCode.RUNTIME, "superfluid runtime repair llamacpp")
+
+
+def test_tokenize_asks_the_install_that_is_named(home: Path, model: Path, tmp_path: Path) -> None:
+    for runtime in ("llamacpp", *(f"llamacpp@{version}-cpu" for version in CONTRACTS)):
+        words = ["tokenize", str(model), "--runtime", runtime]
+        assert run(words, home).out == run(["tokenize", str(model)], home).out
+    words = ["tokenize", str(model), "--runtime", "llamacpp"]
+    own = str(library(INSTALLED))
+    assert run(words, tmp_path / "none", SUPERFLUID_LLAMA_LIB=own).code == 0
 
 
 # Libraries that do not serve: exit 4 and one line, from the command that would have served.

@@ -37,7 +37,8 @@ def build(
     `context_size` is that of the context's struct, `at_load` C statements that run in `dlopen`.
     """
     wanted = [name for name in (*REQUIRED, *BACKEND) if name not in without]
-    source = [f"#define DEVICES {devices}", "#include <signal.h>", "#include <unistd.h>"]
+    headers = ("signal.h", "stdio.h", "unistd.h", "sys/wait.h")
+    source = [f"#define DEVICES {devices}", *(f"#include <{name}>" for name in headers)]
     source += [
         _getter("llama_model_default_params", contract.model, model or {}, contract.model.size),
         _getter("llama_context_default_params", contract.context, context or {},

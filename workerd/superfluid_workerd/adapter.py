@@ -62,6 +62,9 @@ class Adapter(abc.ABC):
     """The install that this worker runs with, set before the first call; None for a runtime that
     ships with its adapter, for one of the user's own, and where the question needs none."""
 
+    shared: Path | None = None
+    """The folder that `check` filled, set likewise where `tokenizer` is asked."""
+
     @abc.abstractmethod
     def info(self) -> AdapterInfo:
         """Id, kit number, formats and rights."""

@@ -145,6 +145,7 @@ def _report(done: int, total: int) -> None:
 
 
 def _tokenize(adapter: Adapter, call: Arguments, given: bytes) -> Any:
+    adapter.shared = Path(call.shared) if call.shared else None
     tokenizer = adapter.tokenizer(Path(call.model), _options(adapter, call))
     ids = tokenizer.encode(_text(given), add_special=not call.plain, special=call.special)
     if not call.pieces:

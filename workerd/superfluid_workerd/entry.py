@@ -7,7 +7,8 @@
     superfluid-workerd ID facts MODEL
     superfluid-workerd ID memory MODEL [--options JSON] [--context N] [--lanes N] ...
     superfluid-workerd ID prepare --shared FOLDER [--options JSON]    facts as JSON on stdin
-    superfluid-workerd ID tokenize MODEL [--options JSON] [--special] [--plain] [--pieces]
+    superfluid-workerd ID tokenize MODEL [--shared FOLDER] [--options JSON] [--special]
+                         [--plain] [--pieces]
                                                               text on stdin
     superfluid-workerd ID serve --link FD
 
@@ -77,6 +78,7 @@ def grammar() -> argparse.ArgumentParser:
         command.add_argument("--shared", required=True, metavar="FOLDER")
     for command in (check, prepare, memory, tokenize):
         command.add_argument("--options", default="{}", metavar="JSON")
+    tokenize.add_argument("--shared", metavar="FOLDER", help="what the check of it filled")
     tokenize.add_argument("--special", action="store_true", help="read special tokens as such")
     tokenize.add_argument("--plain", action="store_true", help="add no token around the text")
     tokenize.add_argument("--pieces", action="store_true", help="answer each token's bytes too")

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from superfluid_adapter_llamacpp.batch import PlainBatch
+from superfluid_adapter_llamacpp.contained import contain
 from superfluid_adapter_llamacpp.contracts import Contract, contracts
 from superfluid_adapter_llamacpp.library import Library, load
 from superfluid_adapter_llamacpp.params import address, patched
@@ -131,18 +132,20 @@ class _Canary:
         return self._aborting
 
 
-def main() -> None:
-    library, number, model = sys.argv[1:]
-    loaded = load(Path(library))
+def _answer(library: Path, number: int, model: Path, answers: int) -> None:
+    loaded = load(library)
     try:
-        _Canary(loaded, contracts()[int(number)]).sing(Path(model))
+        _Canary(loaded, contracts()[number]).sing(model)
         sung = Sung()
     except _Wrong as error:
         said = loaded.log.reason("")
         sung = Sung(f"{error} ({said})" if said else str(error))
-    sys.stdout.buffer.write(msgspec.json.encode(sung) + b"\n")
-    sys.stdout.flush()
-    os._exit(0)
+    os.write(answers, msgspec.json.encode(sung) + b"\n")
+
+
+def main() -> None:
+    library, number, model = sys.argv[1:]
+    contain(lambda answers: _answer(Path(library), int(number), Path(model), answers))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import os
 import platform
 import re
 import struct
@@ -47,6 +48,8 @@ def read_elf(path: Path) -> Elf:
     with path.open("rb") as file:
         if not file.read(1):
             raise NotElf("an empty file")
+        if not os.fstat(file.fileno()).st_size:
+            raise NotElf("a file that tells no size")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 return _Reader(data).read()

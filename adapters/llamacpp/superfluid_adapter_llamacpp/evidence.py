@@ -12,21 +12,26 @@ import ctypes as ct
 import hashlib
 import os
 import platform
+import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from superfluid_adapter_llamacpp.contained import contain
 from superfluid_adapter_llamacpp.elf import NotElf, read_elf
 from superfluid_adapter_llamacpp.library import (
     MissingSymbols,
     NotLoadable,
     companions,
+    family,
     find,
     load,
 )
 from superfluid_adapter_llamacpp.params import default_bytes
+from superfluid_compat.errors import ExitCode
 from superfluid_workerd.link.answers import Device
 
 _BUFFER_BYTES: Final = 1024
@@ -65,6 +70,18 @@ class Evidence(msgspec.Struct, kw_only=True):
     gpu_offload: bool = False
     system: str = ""
     digests: dict[str, str] = {}
+    files: tuple[str, ...] = ()
+    """Every file that it took to load it, itself among them."""
+    folder: str = ""
+    """Where its backends were loaded from, when they are not built in."""
+    complete: bool = False
+    """Whether this is the last line: what ends before has not answered."""
+
+
+_USAGE: Final = """usage: python -m superfluid_adapter_llamacpp.evidence LIB
+
+Prints what a libllama (a file, or its folder) shows of itself: a line of JSON after each stage,
+the last of them with all."""
 
 
 class _Stop(Exception):
@@ -86,25 +103,34 @@ def digest(file: Path) -> str:
     return found.hexdigest()
 
 
-def gather(path: Path) -> Evidence:
-    """Everything about `path`, a line of JSON on stdout after each stage."""
+def gather(path: Path, answers: int, *, digests: bool = True) -> Evidence:
+    """Everything about `path`, a line of JSON to the descriptor `answers` after each stage."""
     found = Evidence(path=str(path))
+    stages = (_look, _load, _defaults, *([_digests] if digests else []))
     try:
-        for stage in (_look, _load, _defaults, _digests):
+        for stage in stages:
             found.stage = stage.__name__.strip("_")
-            _say(found)
+            _say(found, answers)
             stage(Path(found.path), found)
     except _Stop:
         pass
     else:
         found.stage = "done"
-    _say(found)
+    found.complete = True
+    _say(found, answers)
     return found
 
 
-def _say(found: Evidence) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
-    sys.stdout.buffer.flush()
+def _say(found: Evidence, answers: int) -> None:
+    os.write(answers, msgspec.json.encode(found) + b"\n")
+
+
+def _mapped() -> set[str]:
+    """Files in this process's memory, by their real paths; none where the system does not say."""
+    if sys.platform != "linux":
+        return set()
+    lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    return {words[5] for line in lines if len(words := line.split(None, 5)) == 6}
 
 
 def _look(path: Path, found: Evidence) -> None:
@@ -133,8 +159,11 @@ def _look_elf(path: Path, found: Evidence) -> None:
     found.glibc = max([elf.glibc, *(read_elf(one).glibc for one in beside)])
     if found.glibc > present_glibc() > ():
         raise _Stop
+    own = path.resolve().parent
+    named = [re.sub(r"\$(\{ORIGIN\}|ORIGIN)", str(own), one) for one in elf.runpath]
+    folders = [own, *map(Path, named)]
     found.missing_libraries = tuple(
-        name for name in elf.needed if not (path.resolve().parent / name).exists()
+        name for name in elf.needed if not any((folder / name).exists() for folder in folders)
         and not _loads(name)
     )  # fmt: skip
     if found.missing_libraries:
@@ -151,6 +180,7 @@ def _loads(name: str) -> bool:
 
 
 def _load(path: Path, found: Evidence) -> None:
+    before = _mapped()
     try:
         library = load(path)
     except MissingSymbols as error:
@@ -163,6 +193,9 @@ def _load(path: Path, found: Evidence) -> None:
         found.ggml_commit = library.text("ggml_commit")
         found.devices = library.devices()
         found.gpu_offload = bool(library.call.llama_supports_gpu_offload())
+        new = {one for one in _mapped() - before if Path(one).is_file()}
+        found.files = tuple(sorted({*new, *map(str, [*family(path), *companions(path)])}))
+        found.folder = str(path.resolve().parent) if library.loads_backends else ""
         found.system = library.text("llama_print_system_info")
         _LOADED.append(library)
     if found.missing_symbols or found.load_error:
@@ -201,13 +234,20 @@ def _digests(path: Path, found: Evidence) -> None:
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
-        print("usage: python -m superfluid_adapter_llamacpp.evidence LIB", file=sys.stderr)
-        sys.exit(2)
-    gather(Path(sys.argv[1]))
-    sys.stdout.flush()
-    # The library's own exit handlers must not decide how this process ends.
-    os._exit(0)
+    words = sys.argv[1:]
+    quick = words[:1] == ["--no-digests"]
+    if len(words) != 1 + quick or (words[-1].startswith("-") and not quick):
+        asked = words in (["-h"], ["--help"])
+        print(_USAGE, file=sys.stdout if asked else sys.stderr)
+        sys.exit(ExitCode.OK if asked else ExitCode.USAGE)
+    try:
+        find(Path(words[-1]))
+    except NotLoadable as error:
+        if not quick:
+            print(f"{words[-1]}: {error}, a shared library was wanted", file=sys.stderr)
+            sys.exit(ExitCode.RUNTIME)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    contain(lambda answers: gather(Path(words[-1]), answers, digests=not quick))
 
 
 if __name__ == "__main__":

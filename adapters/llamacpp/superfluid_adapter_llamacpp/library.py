@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes as ct
 import os
+import stat
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,9 @@ _KEPT_LINES: Final = 8
 _NAMES: Final = ("libllama.so", "libllama.dylib", "libllama*.so*", "libllama*.dylib",
                  "xllamacpp*.so", "llama*.so")  # fmt: skip
 _KINDS: Final = {0: "cpu", 1: "gpu", 2: "gpu", 3: "accelerator"}
+
+
+MOST_BYTES: Final = 16 << 30
 
 
 class NotLoadable(Exception):
@@ -74,6 +78,8 @@ class Library:
     path: Path
     call: Any
     log: Log
+    loads_backends: bool = False
+    """Whether its backends came from its folder."""
 
     def listen(self) -> None:
         """Take the library's messages, whoever in this process took them before."""
@@ -107,6 +113,9 @@ class Library:
 class _Functions:
     """Functions by name."""
 
+    llama_log_set: Any
+    ggml_backend_dev_count: Any
+
     def __init__(self, found: Mapping[str, Any]) -> None:
         self.__dict__.update(found)
 
@@ -117,14 +126,27 @@ def find(named: Path) -> Path:
     Raises `NotLoadable` when there is none.
     """
     if not named.is_dir():
-        if not named.exists():
-            raise NotLoadable(f"there is no file {named}")
-        return named.absolute()
+        return _regular(named.absolute())
     for folder in (named, named / "lib", named / "bin", *sorted(named.glob("*/"))):
         for pattern in _NAMES:
             for found in sorted(folder.glob(pattern)):
-                return found.absolute()
+                return _regular(found.absolute())
     raise NotLoadable(f"no libllama lies in {named}")
+
+
+def _regular(path: Path) -> Path:
+    """`path`, which may be opened: neither a pipe nor a device, and of a size to read."""
+    try:
+        found = path.stat()
+    except FileNotFoundError as error:
+        raise NotLoadable("there is no such file") from error
+    except OSError as error:
+        raise NotLoadable(error.strerror or str(error)) from error
+    if not stat.S_ISREG(found.st_mode):
+        raise NotLoadable("no regular file")
+    if found.st_size > MOST_BYTES:
+        raise NotLoadable(f"a file of {found.st_size} bytes, the largest builds have a tenth")
+    return path
 
 
 def family(path: Path) -> list[Path]:
@@ -170,10 +192,12 @@ def load(path: Path) -> Library:
     backend, lacking = _bind(list(reversed(handles)), BACKEND)
     if missing or lacking:
         raise MissingSymbols([*missing, *lacking])
-    library = Library(path, _Functions({**typed, **optional, **backend}), Log())
+    functions, log = _Functions({**typed, **optional, **backend}), Log()
+    functions.llama_log_set(ct.cast(log.callback, ct.c_void_p), None)
+    bare = functions.ggml_backend_dev_count() == 0
+    library = Library(path, functions, log, bare)
     _KEPT.append(library)
-    library.listen()
-    if library.call.ggml_backend_dev_count() == 0:
+    if bare:
         library.call.ggml_backend_load_all_from_path(os.fsencode(path.resolve().parent))
     library.call.llama_backend_init()
     return library

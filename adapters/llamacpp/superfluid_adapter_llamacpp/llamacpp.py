@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from superfluid_adapter_llamacpp.contracts import contracts, known, served
 from superfluid_adapter_llamacpp.settings import OPTIONS, Settings, check_devices
@@ -26,6 +26,9 @@ from superfluid_workerd.adapter import (
     Version,
 )
 from superfluid_workerd.link.answers import GGUF
+
+if TYPE_CHECKING:
+    from superfluid_adapter_llamacpp.probe import Finding
 
 _KIT: Final = 1
 """The kit this was written against."""
@@ -121,6 +124,7 @@ class LlamaCppAdapter(Adapter):
             rule=finding.reason or Rule.WORKS,
             state=finding.judgement.state,
             fix=finding.fix,
+            files=_files(named, shared, finding),
         )
 
     def facts(self, model: Path) -> Facts:
@@ -138,12 +142,22 @@ class LlamaCppAdapter(Adapter):
     def tokenizer(self, model: Path, options: Options) -> Tokenizer:
         from superfluid_adapter_llamacpp.loading import load_tokenizer
 
-        return load_tokenizer(model, options, self.installed)
+        return load_tokenizer(model, options, self.installed, self.shared)
 
     def open(self, request: OpenRequest) -> LoadedModel:
         from superfluid_adapter_llamacpp.loading import load
 
         return load(request, self.installed)
+
+
+def _files(named: Path, shared: Path, finding: Finding) -> tuple[str, ...]:
+    """What a worker loads and goes by; the whole folder where it looks for backends itself."""
+    from superfluid_adapter_llamacpp.probe import record
+
+    if finding.reason is not None:
+        return ()
+    own = [str(record(named, shared)), *finding.files]
+    return tuple([*own, finding.folder] if finding.folder else own)
 
 
 def _builds() -> tuple[str, ...]:

@@ -72,10 +72,12 @@ def load(request: OpenRequest, installed: Path | None) -> LoadedModel:
     return _Assembly(request, header, settings, opened).load(plan)
 
 
-def load_tokenizer(model: Path, options: Options, installed: Path | None) -> LlamaTokenizer:
+def load_tokenizer(
+    model: Path, options: Options, installed: Path | None, shared: Path | None
+) -> LlamaTokenizer:
     """The vocabulary alone."""
     read_header(model)
-    opened = open_library(options, installed, None)
+    opened = open_library(options, installed, shared)
     return LlamaTokenizer(Model(opened.library, opened.contract, model, {"vocab_only": 1}))
 
 

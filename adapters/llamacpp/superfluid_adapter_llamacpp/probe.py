@@ -1,37 +1,38 @@
 """Judging a library in throwaway processes, and remembering what was found.
 
 A library may crash or hang whoever loads it, so it is loaded here only after it has been judged:
-once for its evidence and once for the canary, each in a child under a time limit. What was found
-is kept by the file's real path, size, time and digest.
+once for its evidence and once for the canary, each in a child under a time limit. What serves is
+kept, by the real paths, sizes and times of its files and the library's digest.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
-import signal
-import subprocess
-import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from superfluid_adapter_llamacpp.canary import Sung
+from superfluid_adapter_llamacpp.contained import Ended, ask
 from superfluid_adapter_llamacpp.contracts import known
 from superfluid_adapter_llamacpp.evidence import Evidence, digest
 from superfluid_adapter_llamacpp.judge import Judgement, Reason, judge
 from superfluid_adapter_llamacpp.library import NotLoadable, companions, find
 from superfluid_adapter_llamacpp.tiny import write_tiny
+from superfluid_compat.errors import RuntimeBroken
 from superfluid_workerd.link.answers import Device
 
 LIMIT_S: Final = 10.0
 _SHOWN_WORDS: Final = 300
 _EVIDENCE: Final = "superfluid_adapter_llamacpp.evidence"
 _CANARY: Final = "superfluid_adapter_llamacpp.canary"
+_AGAIN: Final = "serve it again: it is then judged anew"
 _STAGES: Final = {
     "start": "before it was read",
     "look": "while it was read",
@@ -55,6 +56,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     gpu_offload: bool = False
     digest: str = ""
     tested: bool = False
+    files: tuple[str, ...] = ()
+    """All that it took to load it."""
+    folder: str = ""
+    """Where it loads its backends from."""
 
     @property
     def judgement(self) -> Judgement:
@@ -68,43 +73,52 @@ class _Kept(msgspec.Struct, frozen=True):
     finding: Finding
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    lines: list[bytes]
-    how: str
-    """Empty for an exit with code 0."""
-
-
 def examine(named: Path, cache: Path | None = None, limit_s: float = LIMIT_S) -> Finding:
     """The finding on the library that `named` (a file or a folder) means; from `cache` when the
-    files are those of last time, and kept there when that can be written."""
-    try:
-        path = find(named)
-        identity = _identity(path)
-    except (NotLoadable, OSError):
-        return _probe(named, limit_s)
-    kept = _recall(cache, path)
-    own = _digest(path, tuple(identity))
-    if kept is not None and kept.identity == identity and kept.digest == own:
+    files are those of last time, and kept there when that can be written. Only what serves is
+    kept: the cause of a failure may lie elsewhere, or be over."""
+    kept = _recall(cache, named)
+    if kept is not None and _changed(kept) is None and _same(named, kept):
         return kept.finding
-    finding = _probe(path, limit_s)
-    _keep(cache, path, _Kept(identity, own, _code(), finding))
+    finding = _probe(named, limit_s)
+    if finding.reason is None:
+        _keep(cache, named, finding)
     return finding
 
 
+def recall(named: Path, cache: Path | None) -> Finding:
+    """What `examine` kept of the library, for a process that may start none.
+
+    Raises `RuntimeBroken` when it kept nothing, or of other files than are there now."""
+    kept = _recall(cache, named)
+    if kept is None:
+        raise RuntimeBroken(f"{named} was not judged before it was to be loaded", fix=_AGAIN)
+    changed = _changed(kept)
+    if changed is not None:
+        raise RuntimeBroken(f"{changed} since {named} was judged", fix=_AGAIN)
+    return kept.finding
+
+
+def record(named: Path, cache: Path) -> Path:
+    """The file in `cache` that holds the finding on `named`."""
+    name = hashlib.sha256(os.fsencode(named.absolute())).hexdigest()
+    return cache / f"probe-{name[:32]}.json"
+
+
 @functools.lru_cache(maxsize=8)
-def _digest(path: Path, identity: tuple[tuple[str, int, int], ...]) -> str:
+def _digest(path: Path, _identity: tuple[tuple[str, int, int], ...]) -> str:
     """A process that asks again of the same file need not read it again."""
     return digest(path)
 
 
 def _probe(path: Path, limit_s: float) -> Finding:
-    ended = _child([_EVIDENCE, str(path)], limit_s)
+    ended = ask([_EVIDENCE, "--no-digests", str(path)], limit_s)
     found = _decoded(ended, path)
-    judgement = judge(found) if not ended.how else _died(found, ended)
+    judgement = _died(found, ended) if ended.how or not found.complete else judge(found)
+    own = ""
     if judgement.reason is None and judgement.contract is not None:
         judgement = _sing(Path(found.path), judgement, limit_s)
-    own = found.digests.get(Path(found.path).resolve().name, "")
+        own = digest(Path(found.path))
     published = known().get(own)
     return Finding(
         path=found.path,
@@ -117,6 +131,8 @@ def _probe(path: Path, limit_s: float) -> Finding:
         gpu_offload=found.gpu_offload,
         digest=own,
         tested=published is not None,
+        files=found.files,
+        folder=found.folder,
     )
 
 
@@ -125,18 +141,21 @@ def _version(found: Evidence) -> str:
     return found.version or (f"ggml-{found.ggml_version}" if found.ggml_version else "")
 
 
-def _decoded(ended: _Ended, path: Path) -> Evidence:
+def _decoded(ended: Ended, path: Path) -> Evidence:
     for line in reversed(ended.lines):
         with contextlib.suppress(msgspec.MsgspecError):
             return msgspec.json.decode(line, type=Evidence)
     return Evidence(path=str(path))
 
 
-def _died(found: Evidence, ended: _Ended) -> Judgement:
+def _died(found: Evidence, ended: Ended) -> Judgement:
+    how = ended.how or "ended with code 0"
+    words = " ".join(ended.said.split()[-40:])[-_SHOWN_WORDS:]
+    said = f" ({words})" if words else ""
     return Judgement(
         reason="cannot-load",
-        sentence=f"{found.path} {ended.how} {_STAGES[found.stage]}, in a process of its own",
-        fix="get a build for this processor and system, or superfluid runtime install llamacpp",
+        sentence=f"{found.path} {how} {_STAGES[found.stage]}, in a process of its own{said}",
+        fix="get a build for this processor and system, or run superfluid runtime install llamacpp",
     )
 
 
@@ -144,59 +163,60 @@ def _sing(path: Path, judgement: Judgement, limit_s: float) -> Judgement:
     """The canary's word on a contract that the evidence fits."""
     with tempfile.TemporaryDirectory(prefix="canary-") as folder:
         model = write_tiny(Path(folder) / "canary.gguf")
-        ended = _child([_CANARY, str(path), str(judgement.contract), str(model)], limit_s)
-    wrong = ended.how or "said nothing"
-    if not ended.how and ended.lines:
-        wrong = msgspec.json.decode(ended.lines[-1], type=Sung).wrong
+        ended = ask([_CANARY, str(path), str(judgement.contract), str(model)], limit_s)
+    wrong = ended.how or _sung(ended)
     if not wrong:
         return judgement
     return Judgement(
         contract=judgement.contract,
         reason="canary-failed",
         sentence=f"{path} looks like contract {judgement.contract}, but with a tiny model {wrong}",
-        fix="report this with the output of python -m superfluid_adapter_llamacpp.evidence",
+        fix="run superfluid runtime install llamacpp, and report this with the output of python "
+        f"-m superfluid_adapter_llamacpp.evidence {path}",
     )
 
 
-def _child(words: list[str], limit_s: float) -> _Ended:
-    """Run a module of ours; how it ended, if not well, in words that follow a file's name."""
-    environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
-    command = [sys.executable, "-m", *words]
+def _sung(ended: Ended) -> str:
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=limit_s,
-            env=environment,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        return _Ended((error.stdout or b"").splitlines(), f"did not answer for {limit_s:g} s")
-    lines = done.stdout.splitlines()
-    if done.returncode == 0:
-        return _Ended(lines, "")
-    said = " ".join(done.stderr.decode(errors="replace").split()[-40:])[-_SHOWN_WORDS:]
-    how = _ending(done.returncode)
-    return _Ended(lines, f"{how} ({said})" if said else how)
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"ended with code {code}"
-    try:
-        return f"died by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"died by signal {-code}"
+        return msgspec.json.decode(ended.lines[-1], type=Sung).wrong
+    except (IndexError, msgspec.MsgspecError):
+        return "ended with code 0 before all was tried"
 
 
 # What was found before.
 
 
-def _identity(path: Path) -> list[tuple[str, int, int]]:
-    """Every file that takes part, with size and time."""
-    stats = [(str(one), one.stat()) for one in companions(path)]
+def _identity(paths: Iterable[str]) -> list[tuple[str, int, int]]:
+    """Files with size and time."""
+    stats = [(one, Path(one).stat()) for one in sorted(set(paths))]
     return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+
+
+def _changed(kept: _Kept) -> str | None:
+    """What of the files that were judged is not as it was, in words that `since` goes on from."""
+    for name, size, time in kept.identity:
+        try:
+            found = Path(name).stat()
+        except OSError as error:
+            return f"{name} is out of reach ({error.strerror})"
+        if (found.st_size, found.st_mtime_ns) != (size, time):
+            return f"{name} has changed"
+    real = Path(kept.finding.path).resolve()
+    try:
+        same = _digest(real, tuple(kept.identity)) == kept.digest
+    except OSError as error:
+        return f"{real} is out of reach ({error.strerror})"
+    return None if same else f"{real} has changed"
+
+
+def _same(named: Path, kept: _Kept) -> bool:
+    """Whether `named` means that library still, with the same files beside it."""
+    try:
+        path = find(named)
+        beside = {str(one) for one in companions(path)}
+    except (NotLoadable, OSError):
+        return False
+    return str(path) == kept.finding.path and beside <= {name for name, _, _ in kept.identity}
 
 
 def _code() -> int:
@@ -204,27 +224,22 @@ def _code() -> int:
     return max(one.stat().st_mtime_ns for one in Path(__file__).parent.glob("*.*"))
 
 
-def _place(cache: Path, path: Path) -> Path:
-    from hashlib import sha256
-
-    return cache / f"probe-{sha256(os.fsencode(path.resolve())).hexdigest()[:32]}.json"
-
-
-def _recall(cache: Path | None, path: Path) -> _Kept | None:
+def _recall(cache: Path | None, named: Path) -> _Kept | None:
     if cache is None:
         return None
     try:
-        kept = msgspec.json.decode(_place(cache, path).read_bytes(), type=_Kept)
+        kept = msgspec.json.decode(record(named, cache).read_bytes(), type=_Kept)
     except (OSError, msgspec.MsgspecError):
         return None
     return kept if kept.code == _code() else None
 
 
-def _keep(cache: Path | None, path: Path, kept: _Kept) -> None:
+def _keep(cache: Path | None, named: Path, finding: Finding) -> None:
     if cache is None:
         return
-    place = _place(cache, path)
     with contextlib.suppress(OSError):
+        real = str(Path(finding.path).resolve())
+        kept = _Kept(_identity([real, *finding.files]), finding.digest, _code(), finding)
         with tempfile.NamedTemporaryFile(dir=cache, prefix=".probe-", delete=False) as file:
             file.write(msgspec.json.encode(kept))
-        Path(file.name).replace(place)
+        Path(file.name).replace(record(named, cache))

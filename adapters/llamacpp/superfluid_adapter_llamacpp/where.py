@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from superfluid_adapter_llamacpp.probe import Finding, examine
+from superfluid_adapter_llamacpp.probe import Finding, examine, recall
 from superfluid_compat.errors import (
     ContractRefused,
     RuntimeBroken,
@@ -14,6 +14,7 @@ from superfluid_compat.errors import (
     RuntimeUnavailable,
 )
 from superfluid_compat.verdicts import State
+from superfluid_workerd import sandbox
 from superfluid_workerd.adapter import Options
 from superfluid_workerd.values import Values
 
@@ -40,8 +41,10 @@ def named_library(options: Options, installed: Path | None) -> Path:
 
 
 def require(named: Path, cache: Path | None) -> Finding:
-    """The finding on a library that may be loaded. Raises `RuntimeUnavailable` for any other."""
-    finding = examine(named, cache)
+    """The finding on a library that may be loaded: a confined process starts none and goes by what
+    was found before. Raises `RuntimeUnavailable` for any other."""
+    confined = sandbox.reached().level != "none"
+    finding = recall(named, cache) if confined else examine(named, cache)
     if finding.reason is not None:
         kind = _KINDS.get(finding.judgement.state, RuntimeBroken)
         raise kind(finding.sentence, fix=finding.fix or None)

@@ -17,7 +17,7 @@ import platform
 import shlex
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -40,6 +40,21 @@ QUIET_S: Final = 2.0
 _POLL_S: Final = 0.1
 
 
+class _Checked(msgspec.Struct, frozen=True):
+    probe: Probe
+    files: list[tuple[str, int, int]]
+
+
+def stamps(probe: Probe) -> list[tuple[str, int, int]]:
+    """What shows that the files which a check went by are as they were."""
+    return [_stamp(Path(file)) for file in probe.files]
+
+
+def unchanged(files: Iterable[tuple[str, int, int]]) -> bool:
+    """Whether files are as `stamps` found them."""
+    return all(_stamp(Path(file[0])) == file for file in files)
+
+
 class Preparations:
     """The adapters' shared folders below `cache`, with what is known of each runtime there."""
 
@@ -58,7 +73,8 @@ class Preparations:
         place: Place = HERE,
         say: Say = lambda line: None,
     ) -> Probe:
-        """What checking the runtime found; a check that found no problem is not done again.
+        """What checking the runtime found; a check that found no problem is not done again while
+        the files that it went by are as they were.
 
         Raises what `Catalog.check` raises. A home that cannot be written keeps nothing of it.
         """
@@ -69,7 +85,9 @@ class Preparations:
                 return await catalog.check(row.id, options, Path(folder), place)
         known = private_folder(self._cache / "checked") / _key(row, options, shared, place)
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            return msgspec.json.decode(known.read_bytes(), type=Probe)
+            kept = msgspec.json.decode(known.read_bytes(), type=_Checked)
+            if unchanged(kept.files):
+                return kept.probe
         line = f"checking the {row.id} runtime on this machine, which happens once"
         notice = asyncio.get_running_loop().call_later(QUIET_S, say, line)
         try:
@@ -77,7 +95,7 @@ class Preparations:
         finally:
             notice.cancel()
         if found.problem is None:
-            _keep(known, found)
+            _keep(known, _Checked(found, stamps(found)))
         return found
 
     async def facts(

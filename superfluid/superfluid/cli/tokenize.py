@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -54,8 +55,14 @@ def tokenize(
 
 
 async def _ask(model: str, runtime: str | None, flags: Sequence[str], given: bytes) -> list[Piece]:
+    import msgspec
+
     from superfluid.catalog.catalog import Catalog
+    from superfluid.catalog.prepared import Preparations
+    from superfluid.catalog.standing import Chooser, Wanted
+    from superfluid.cli.settled import settled
     from superfluid.cli.terminal import pull_reports
+    from superfluid.installs.store import Installs
     from superfluid.models.resolve import locate
     from superfluid.models.store import Store
     from superfluid.paths import Paths
@@ -63,13 +70,30 @@ async def _ask(model: str, runtime: str | None, flags: Sequence[str], given: byt
 
     with pull_reports(model) as reports:
         path = locate(model, Store(Paths.find()), reports, offline=False).path
-    catalog = Catalog()
-    rows = await catalog.candidates(path, runtime)
-    # One that ships needs no install to read a vocabulary.
-    row = next((row for row in rows if row.info is not None and row.info.bundled), rows[0])
+    catalog, wanted = Catalog(), Wanted.parse(runtime, model)
+    rows = await catalog.candidates(path, wanted.runtime)
     words = ["tokenize", str(path), "--pieces", *flags]
+    # One that ships needs no install, and no check, to read a vocabulary.
+    ships = next((row.id for row in rows if row.info is not None and row.info.bundled), None)
+    if ships is not None:
+        return await catalog.workerd.ask(
+            ships, words, list[Piece], given=given, timeout_s=_TIMEOUT_S, model=path
+        )
+    paths = Paths.find()
+    preparations, sources = Preparations(paths.cache), settled(model, {}).adapters
+    chooser = Chooser(catalog, Installs(paths.runtimes), preparations, sources, untested=True)
+    choice = await chooser.choose(path, wanted)
+    standing, shared = choice.standing, preparations.shared(choice.standing.row.id)
+    options = msgspec.json.encode(choice.values).decode()
     return await catalog.workerd.ask(
-        row.id, words, list[Piece], given=given, timeout_s=_TIMEOUT_S, model=path
+        standing.row.id,
+        [*words, "--shared", str(shared), "--options", options],
+        list[Piece],
+        given=given,
+        place=standing.place,
+        timeout_s=_TIMEOUT_S,
+        model=path,
+        readable=[shared, *map(Path, standing.probe.files if standing.probe else ())],
     )
 
 

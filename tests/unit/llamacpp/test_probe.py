@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from superfluid_adapter_llamacpp import adapter, probe
+from superfluid_adapter_llamacpp.contained import ask
 from superfluid_adapter_llamacpp.contracts import contracts
 from superfluid_adapter_llamacpp.evidence import present_glibc
-from superfluid_adapter_llamacpp.probe import Finding, examine
+from superfluid_adapter_llamacpp.probe import Finding, examine, recall
+from superfluid_compat.errors import RuntimeBroken
 from superfluid_compat.verdicts import Rule, State
 from superfluid_workerd.registry import checked_options
 from support.llama_libraries import BUILDS, INSTALLED, library
@@ -89,7 +93,7 @@ def test_what_is_no_library_is_said(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_path_with_nothing_and_a_folder_without_a_library_are_said(tmp_path: Path) -> None:
-    assert "there is no file" in examine(tmp_path / "none.so").sentence
+    assert "there is no such file" in examine(tmp_path / "none.so").sentence
     assert "no libllama lies in" in examine(tmp_path).sentence
 
 
@@ -151,36 +155,113 @@ def test_a_library_that_hangs_is_a_verdict(tmp_path: Path) -> None:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The children that are started from now on."""
     calls: list[Any] = []
-    real = subprocess.run
 
-    def counting(*words: Any, **named: Any) -> Any:
+    def counting(words: Any, limit_s: float) -> Any:
         calls.append(words)
-        return real(*words, **named)
+        return ask(words, limit_s)
 
-    monkeypatch.setattr(subprocess, "run", counting)
+    monkeypatch.setattr(probe, "ask", counting)
     return calls
 
 
-def test_a_finding_is_remembered_until_the_file_changes(tmp_path: Path, started: list[Any]) -> None:
-    path = build(tmp_path / "libllama.so", contract=SEVEN, devices=0)
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    first = examine(path, cache)
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    (tmp_path / "cache").mkdir()
+    return tmp_path / "cache"
+
+
+def test_a_finding_is_remembered_until_the_file_changes(
+    copy: Path, cache: Path, started: list[Any]
+) -> None:
+    first = examine(copy, cache)
     asked = len(started)
-    assert examine(path, cache) == first
+    assert examine(copy, cache) == first == recall(copy, cache)
     assert len(started) == asked
-    build(path, contract=SEVEN, without=["llama_decode"])
-    assert examine(path, cache).reason == "not-llama"
+    build(copy, contract=SEVEN, without=["llama_decode"])
+    with pytest.raises(RuntimeBroken, match=r"libllama\.so has changed since"):
+        recall(copy, cache)
+    assert examine(copy, cache).reason == "not-llama"
 
 
-def test_a_damaged_memory_is_no_memory(tmp_path: Path) -> None:
-    path = build(tmp_path / "libllama.so", contract=SEVEN, devices=0)
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    first = examine(path, cache)
+def test_a_damaged_memory_is_no_memory(copy: Path, cache: Path) -> None:
+    first = examine(copy, cache)
     (kept,) = cache.iterdir()
     kept.write_bytes(b"{")
-    assert examine(path, cache) == first
+    with pytest.raises(RuntimeBroken, match="was not judged before"):
+        recall(copy, cache)
+    assert examine(copy, cache) == first
+
+
+@pytest.mark.parametrize("at_load", ["for (;;) pause();", "raise(SIGSEGV);", "_exit(0);"])
+def test_a_failure_is_over_when_its_cause_is(at_load: str, tmp_path: Path, cache: Path) -> None:
+    path = build(tmp_path / "libllama.so", contract=SEVEN, at_load=at_load)
+    assert examine(path, cache, limit_s=1.0).reason == "cannot-load"
+    assert list(cache.iterdir()) == []
+
+
+def test_a_dependency_that_comes_later_is_found(copy: Path, cache: Path) -> None:
+    replaced(copy, b"\0libgomp.so.1\0", b"\0libgomq.so.1\0")
+    assert examine(copy, cache).reason == "cannot-load"
+    (gomp,) = {line.split()[-1] for line in maps() if "libgomp.so" in line}
+    beside = copy.with_name("libgomq.so.1")
+    beside.write_bytes(Path(gomp).read_bytes().replace(b"libgomp.so.1\0", b"libgomq.so.1\0"))
+    found = examine(copy, cache)
+    assert found.reason is None
+    assert {str(copy), str(beside)} <= set(found.files)
+
+
+def maps() -> list[str]:
+    ctypes.CDLL("libgomp.so.1")
+    return Path("/proc/self/maps").read_text().splitlines()
+
+
+# What a library may do to whoever loads it.
+
+
+def test_a_library_that_ends_the_process_is_named(tmp_path: Path) -> None:
+    path = build(tmp_path / "libllama.so", contract=SEVEN, at_load="_exit(0);")
+    assert f"{path} ended with code 0 while it loaded" in examine(path).sentence
+
+
+def test_what_a_library_prints_is_no_answer(tmp_path: Path) -> None:
+    noise = 'printf("{\\"path\\":\\"x\\",\\"complete\\":true}\\n{"); fflush(stdout);'
+    path = build(tmp_path / "libllama.so", contract=SEVEN, devices=0, at_load=noise)
+    assert examine(path).reason == "no-device"
+
+
+def test_nothing_is_left_of_what_a_library_starts(tmp_path: Path) -> None:
+    sign = tmp_path / "pid"
+    fork = (
+        f'if (!fork()) {{ setsid(); if (!fork()) {{ FILE *f = fopen("{sign}", "w"); '
+        'fprintf(f, "%d", getpid()); fclose(f); for (;;) pause(); } _exit(0); } int status; '
+        f'wait(&status); while (access("{sign}", F_OK)) usleep(1000);'
+    )
+    path = build(tmp_path / "libllama.so", contract=SEVEN, devices=0, at_load=fork)
+    assert examine(path).reason == "no-device"
+    assert not psutil.pid_exists(int(sign.read_text()))
+
+
+@pytest.mark.parametrize("named", ["file", "folder"])
+def test_a_pipe_is_no_library(named: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "libllama.so")
+    found = examine(tmp_path / "libllama.so" if named == "file" else tmp_path)
+    assert "no regular file" in found.sentence
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/proc/version", "/proc/self/mem"])
+def test_what_has_no_size_is_no_library(path: str) -> None:
+    assert examine(Path(path)).reason == "cannot-load"
+    assert "a shared library was wanted" in examine(Path(path)).sentence
+
+
+def test_modules_of_the_current_folder_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("msgspec", "numpy", "superfluid_adapter_llamacpp"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(7)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert examine(library(INSTALLED)).contract == 7
 
 
 # The adapter's answer.

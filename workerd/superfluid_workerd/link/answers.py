@@ -136,14 +136,16 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """What `check` found: the runtime's version, its contract number if it has one, its devices.
 
     `abi` is what the library states, or what the adapter found by evidence. `tested` False says
-    that nobody tried this build. `problem` is None when the runtime works here, else one
-    sentence; then `rule` is its reason code and `state` what it makes of the runtime.
+    that nobody tried this build. `files` are those that a worker reads or goes by, absolute: when
+    one of them changes the answer is void, and all may be read. `problem` is None when the runtime
+    works here, else one sentence; then `rule` is its reason code and `state` what it makes of it.
     """
 
     version: str
     abi: int | None = None
     devices: tuple[Device, ...] = ()
     tested: bool = True
+    files: tuple[str, ...] = ()
     problem: str | None = None
     rule: str = "works"
     state: State = State.BROKEN
