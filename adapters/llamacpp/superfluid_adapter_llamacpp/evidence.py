@@ -74,6 +74,8 @@ class Evidence(msgspec.Struct, kw_only=True):
     """Every file that it took to load it, itself among them."""
     folder: str = ""
     """Where its backends were loaded from, when they are not built in."""
+    contract: int | None = None
+    """The one that all of this fits, on the last line, for people."""
     complete: bool = False
     """Whether this is the last line: what ends before has not answered."""
 
@@ -116,6 +118,10 @@ def gather(path: Path, answers: int, *, digests: bool = True) -> Evidence:
         pass
     else:
         found.stage = "done"
+    if digests:
+        from superfluid_adapter_llamacpp.judge import judge
+
+        found.contract = judge(found).contract
     found.complete = True
     _say(found, answers)
     return found

@@ -12,6 +12,16 @@ TEMPLATE_KEY: Final = "tokenizer.chat_template"
 POOLINGS: Final = ("none", "mean", "cls", "last", "rank")
 """`llama_pooling_type` by number."""
 
+MOST_LAYERS: Final = 512
+"""LLAMA_MAX_LAYERS of llama.cpp's src/llama-hparams.h."""
+
+_OTHERS: Final = {
+    "clip": "an encoder of images or sound that goes with a model",
+    "t5": "an encoder with a decoder",
+    "wavtokenizer-dec": "a decoder of sound",
+}
+"""Architectures that llama.cpp knows and we serve nothing of."""
+
 _STATED: Final = "pooling_type"
 _EMBEDDERS: Final = frozenset({
     "bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3",
@@ -20,8 +30,31 @@ _EMBEDDERS: Final = frozenset({
 """Architectures whose models give embeddings and never text."""
 
 
+def check(header: Header) -> None:
+    """Refuse by the header what llama.cpp serves nothing of. Raises `UnsupportedArchitecture`,
+    `ModelDamaged`."""
+    name = header.architecture
+    if name in _OTHERS:
+        raise UnsupportedArchitecture(
+            f"{header.path} is {_OTHERS[name]} ({name}), a model for text or for embeddings was "
+            "wanted"
+        )
+    if not any(key.startswith(f"{name}.") for key in header.metadata):
+        raise UnsupportedArchitecture(
+            f"{header.path} is of architecture {name[:40]!r} and says nothing else of itself"
+        )
+    layers = header.number("block_count")
+    if not 0 < layers <= MOST_LAYERS:
+        raise ModelDamaged(
+            f"{header.path}: {name}.block_count is {layers}, wanted 1 to {MOST_LAYERS}"
+        )
+    if not header.number("embedding_length"):
+        raise ModelDamaged(f"{header.path}: {name}.embedding_length is missing or 0")
+
+
 def facts_of(header: Header) -> Facts:
-    """The header as `Adapter.facts` gives it."""
+    """The header as `Adapter.facts` gives it. Raises as `check`."""
+    check(header)
     return Facts(
         format="gguf",
         architecture=header.architecture,

@@ -33,6 +33,9 @@ _MAX_TENSORS: Final = 1 << 20
 _MAX_RANK: Final = 4
 _MAX_NAME_BYTES: Final = 1 << 16
 _SAMPLE_BYTES: Final = 64
+_MOST: Final = 1 << 32
+"""Counts are of 32 bits in llama.cpp."""
+
 _PART: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 TYPES: Final[Mapping[int, tuple[str, int, int]]] = {
@@ -90,7 +93,7 @@ class Header:
     def number(self, key: str, default: int = 0) -> int:
         """`own` where a whole number is wanted. Raises `ModelDamaged` for anything else."""
         value = self.own(key, default)
-        if not isinstance(value, int) or value < 0:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _MOST:
             raise ModelDamaged(
                 f"{self.path}: {self.architecture}.{key} is {str(value)[:40]!r}, a whole number "
                 "was wanted"
@@ -168,11 +171,10 @@ class _Reader:
         magic, version, tensors, keys = self._take(_HEAD)
         if magic != b"GGUF":
             self._damaged(f"begins with {magic!r}, b'GGUF' was wanted")
+        if version in (2 << 24, 3 << 24):
+            raise UnsupportedType(f"{self._path} is big-endian, a little-endian file was wanted")
         if version not in (2, 3):
-            raise UnsupportedType(
-                f"{self._path}: GGUF version {version & 0xFFFF or version}, 2 or 3 was wanted, "
-                "little endian"
-            )
+            raise UnsupportedType(f"{self._path}: GGUF version {version}, 2 or 3 was wanted")
         if keys > _MAX_KEYS or tensors > _MAX_TENSORS:
             self._damaged(f"counts {keys} keys and {tensors} tensors")
         metadata: dict[str, Any] = {}

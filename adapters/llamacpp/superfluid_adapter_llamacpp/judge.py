@@ -18,7 +18,7 @@ from superfluid_compat.verdicts import State
 Reason: TypeAlias = Literal[
     "cannot-load", "not-llama", "unknown-abi", "number-differs", "canary-failed", "no-device"
 ]
-_INSTALL: Final = "superfluid runtime install llamacpp"
+_INSTALL: Final = "run superfluid runtime install llamacpp"
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,7 @@ class LlamaCppAdapter(Adapter):
             if named == self.installed and (lacking := _without_device(named, gpus)):
                 return lacking
             check_devices(settings, gpus)
+            _check_members(settings, finding)
         return Probe(
             version=finding.version or "unknown",
             abi=finding.contract,
@@ -148,6 +149,14 @@ class LlamaCppAdapter(Adapter):
         from superfluid_adapter_llamacpp.loading import load
 
         return load(request, self.installed)
+
+
+def _check_members(settings: Settings, finding: Finding) -> None:
+    """Refuse options that this library has no member for."""
+    if finding.contract is not None:
+        contract = contracts()[finding.contract]
+        settings.model_members(contract)
+        settings.context_members(contract)
 
 
 def _files(named: Path, shared: Path, finding: Finding) -> tuple[str, ...]:

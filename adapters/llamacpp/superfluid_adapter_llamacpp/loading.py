@@ -28,6 +28,7 @@ from superfluid_compat.errors import DoesNotFit, RuntimeBroken, UnsupportedArchi
 from superfluid_workerd.adapter import LoadedModel, LoadRecord, OpenRequest, Options, Runtime
 from superfluid_workerd.limits import cores
 
+_CAP_IPC_LOCK: Final = 14
 _GPU: Final = "gpu"
 
 
@@ -85,12 +86,27 @@ def _check_lock(settings: Settings, header: Header) -> None:
     """llama.cpp serves on when it may not lock; who asked for locked weights wants them locked."""
     mode = settings.text("load-mode") or ""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if "mlock" in mode and os.geteuid() and soft != resource.RLIM_INFINITY and soft < header.size:
+    if (
+        "mlock" in mode
+        and not _may_lock()
+        and soft != resource.RLIM_INFINITY
+        and soft < header.size
+    ):
         raise DoesNotFit(
-            f"load-mode {mode} locks {header.size} bytes, this user may lock {soft}",
+            f"load-mode {mode} locks {header.size} bytes, a worker may lock {soft}",
             fix="raise the limit (ulimit -l), or give --llamacpp-load-mode mmap",
             param="load-mode",
         )
+
+
+def _may_lock() -> bool:
+    """Whether limits do not count: by its capability, which a confined worker of root has not."""
+    try:
+        rows = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return os.geteuid() == 0
+    held = next((int(row.split()[1], 16) for row in rows if row.startswith("CapEff:")), 0)
+    return bool(held >> _CAP_IPC_LOCK & 1)
 
 
 @dataclass(frozen=True, slots=True)

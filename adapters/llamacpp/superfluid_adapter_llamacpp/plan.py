@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import psutil
 
-from superfluid_adapter_llamacpp.facts import embeds, turns_positions, vocabulary
+from superfluid_adapter_llamacpp.facts import check, embeds, turns_positions, vocabulary
 from superfluid_adapter_llamacpp.gguf import Header
 from superfluid_adapter_llamacpp.settings import CACHE_TYPES, Settings, check_head
 from superfluid_compat.errors import DoesNotFit, ModelDamaged
@@ -28,6 +28,7 @@ SPARE_CELLS: Final = 256
 OUTPUT_BYTES: Final = 32 * MIB
 """Room for the logits of one call, or one row per sequence where that is more."""
 
+_MOST_HEADS: Final = 1 << 31
 _TOKEN_BYTES: Final = 256
 _SCRATCH_BYTES: Final = 32 * MIB
 _LEAST_CONTEXT: Final = 512
@@ -80,6 +81,7 @@ def make_plan(
     of its halves that fits; `shape` is the loaded model's word, where it is loaded.
 
     Raises `DoesNotFit`, `BadOptionValue`."""
+    check(header)
     trained = header.number("context_length")
     asked = request.context
     if asked > trained > 0 and not (settings.stretches and turns_positions(header)):
@@ -212,8 +214,12 @@ def _per_layer(header: Header, key: str, otherwise: str = "") -> Sequence[int]:
     """A number that may be given once or for every layer."""
     value: Any = header.own(key, header.own(otherwise, 0) if otherwise else 0)
     layers = header.number("block_count")
-    if isinstance(value, int):
+    if _is_count(value):
         return [value] * layers
-    if isinstance(value, list) and all(isinstance(one, int) for one in value):
+    if isinstance(value, list) and value and all(map(_is_count, value)):
         return value
     raise ModelDamaged(f"{header.path}: {key} is neither a number nor one for each layer")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_HEADS

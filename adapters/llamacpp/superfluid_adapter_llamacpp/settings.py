@@ -16,6 +16,7 @@ from superfluid_workerd.adapter import Options
 from superfluid_workerd.options import Kind, Option, Scope, Value
 from superfluid_workerd.values import Values
 
+_LEAST_FLOAT: Final = 1.2e-38
 ALL_LAYERS: Final = -2
 AUTO_LAYERS: Final = -1
 CACHE_TYPES: Final[Mapping[str, tuple[int, float]]] = {
@@ -168,7 +169,17 @@ class Settings:
     @property
     def stretches(self) -> bool:
         """Whether positions past the trained ones were made meaningful."""
-        return any(self.values[name] for name in POSITIONS)
+        if self._real("rope-freq-base") > 0:
+            return True
+        if self.text("rope-scaling") == "none":
+            return False
+        shrunk = 0 < self._real("rope-freq-scale") < 1
+        return self.text("rope-scaling") is not None or shrunk or self._real("rope-scale") > 1
+
+    def _real(self, name: str) -> float:
+        """A number, 0 where none was given."""
+        value = self.values[name]
+        return float(value) if isinstance(value, (int, float)) else 0.0
 
     def positions(self) -> tuple[tuple[str, Value], ...]:
         """The options given that change what a key means."""
@@ -200,7 +211,7 @@ class Settings:
                 continue
             if member not in layout.fields:
                 raise BadOptionValue(
-                    f"option {name} needs {member}, which libraries of contract "
+                    f"option llamacpp-{name} needs {member}, which libraries of contract "
                     f"{contract.number} do not have",
                     fix=f"leave --llamacpp-{name} out, or use a newer llama.cpp",
                     param=name,
@@ -219,7 +230,7 @@ def _load_members(mode: str, layout: Layout) -> dict[str, float]:
 
 
 def _refuse(name: str, found: str, fix: str) -> None:
-    raise BadOptionValue(f"option {name}: {found}", fix=fix, param=name)
+    raise BadOptionValue(f"option llamacpp-{name}: {found}", fix=fix, param=name)
 
 
 def _check_shares(settings: Settings) -> None:
@@ -282,7 +293,25 @@ def _check_scales(settings: Settings) -> None:
         )
 
 
-_CHECKS: Final = (_check_shares, _check_batches, _check_attention, _check_lazy, _check_scales)
+def _check_floats(settings: Settings) -> None:
+    """A number that llama.cpp's 32 bits round to 0 would mean that none was given."""
+    for name, value in settings.positions():
+        if isinstance(value, float) and 0 < abs(value) < _LEAST_FLOAT:
+            _refuse(
+                name,
+                f"{value:g} was given, llama.cpp tells no number below {_LEAST_FLOAT:g} from 0",
+                f"leave --llamacpp-{name} out, or give a larger number",
+            )
+
+
+_CHECKS: Final = (
+    _check_floats,
+    _check_shares,
+    _check_batches,
+    _check_attention,
+    _check_lazy,
+    _check_scales,
+)
 
 
 def check_head(settings: Settings, key_width: int, value_width: int) -> None:

@@ -111,7 +111,7 @@ def test_two_fine_tunes_of_one_model_have_other_fingerprints(tmp_path: Path) -> 
         (b"", ModelDamaged, "is empty"),
         (b"PK\x03\x04" + bytes(60), ModelDamaged, "b'GGUF' was wanted"),
         (b"GGUF" + (99).to_bytes(4, "little") + bytes(60), UnsupportedType, "version 99"),
-        (b"GGUF" + (3).to_bytes(4, "big") + bytes(60), UnsupportedType, "little endian"),
+        (b"GGUF" + (3).to_bytes(4, "big") + bytes(60), UnsupportedType, "is big-endian"),
         (b"GGUF" + (3).to_bytes(4, "little") + b"\xff" * 16, ModelDamaged, "counts"),
     ],
 )

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from superfluid_adapter_llamacpp import loading
+from superfluid_adapter_llamacpp.llamacpp import LlamaCppAdapter
 from superfluid_adapter_llamacpp.runtime import LlamaRuntime
 from superfluid_adapter_llamacpp.state import seal
 from superfluid_compat.errors import (
@@ -26,7 +28,7 @@ from superfluid_compat.errors import (
     UnsupportedArchitecture,
 )
 from superfluid_workerd.adapter import Feed, Runtime
-from support.gguf_writer import tensor, write_gguf
+from support.gguf_writer import Kind, Typed, tensor, write_gguf
 from support.llama_models import write_hybrid, write_recurrent
 from support.llama_runtime import opened
 from support.tiny_models import TinyModel, model_metadata, model_tensors, write_model
@@ -446,4 +448,48 @@ def test_a_missing_tensor_is_the_librarys_own_reason(
     tensors = [it for it in model_tensors(spec) if it.name != missing]
     path = write_gguf(tmp_path / "m.gguf", model_metadata(spec), tensors)
     with pytest.raises(ModelError, match=missing), opened(path, shared):
+        pass
+
+
+ODD: dict[str, dict[str, object]] = {
+    "no-blocks": {"llama.block_count": None},
+    "0-blocks": {"llama.block_count": 0},
+    "most-blocks": {"llama.block_count": (1 << 32) - 1},
+    "many-blocks": {"llama.block_count": 200_000_000},
+    "no-width": {"llama.embedding_length": None},
+    "bool-heads": {"llama.attention.head_count": True},
+    "no-heads-each": {"llama.attention.head_count": Typed(Kind.U32, [], array=True)},
+    "most-heads": {"llama.attention.head_count": (1 << 32) - 1},
+    "text-context": {"llama.context_length": "long"},
+}
+
+
+@pytest.mark.parametrize("odd", sorted(ODD))
+def test_a_header_that_makes_no_model_is_damage(odd: str, tmp_path: Path, shared: Path) -> None:
+    spec = TinyModel()
+    metadata = {**model_metadata(spec), **ODD[odd]}
+    metadata = {key: value for key, value in metadata.items() if value is not None}
+    path = write_gguf(tmp_path / "m.gguf", metadata, model_tensors(spec))
+    with pytest.raises(ModelDamaged), opened(path, shared):
+        pass
+
+
+@pytest.mark.parametrize("name", ["clip", "t5", "made-up"])
+def test_what_is_never_served_is_refused_by_its_header(name: str, tmp_path: Path) -> None:
+    metadata = model_metadata(TinyModel()) | {"general.architecture": name}
+    path = write_gguf(tmp_path / "m.gguf", metadata, model_tensors(TinyModel()))
+    with pytest.raises(UnsupportedArchitecture, match=name):
+        LlamaCppAdapter().facts(path)
+
+
+def test_weights_are_locked_or_refused_whoever_runs_it(
+    tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_model(tmp_path / "m.gguf", TinyModel())
+    monkeypatch.setattr("resource.getrlimit", lambda _limit: (4096, 4096))
+    monkeypatch.setattr(loading, "_may_lock", lambda: False)
+    with (
+        pytest.raises(DoesNotFit, match="a worker may lock 4096"),
+        opened(model, shared, load_mode="mlock"),
+    ):
         pass

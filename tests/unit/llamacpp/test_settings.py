@@ -133,6 +133,37 @@ def test_values_that_llamacpp_would_take_and_should_not_are_refused(name: str, t
     assert refused.value.param == name
 
 
+@pytest.mark.parametrize(
+    ("options", "stretches"),
+    [
+        ({}, False),
+        ({"rope_scaling": "none"}, False),
+        ({"rope_scaling": "none", "rope_scale": 4.0}, False),
+        ({"yarn_ext_factor": -1.0}, False),
+        ({"yarn_attn_factor": 1.0}, False),
+        ({"rope_freq_scale": 0.0}, False),
+        ({"rope_freq_scale": 2.0}, False),
+        ({"rope_scale": 0.5}, False),
+        ({"rope_scaling": "yarn"}, True),
+        ({"rope_scaling": "linear"}, True),
+        ({"rope_scale": 2.0}, True),
+        ({"rope_freq_scale": 0.5}, True),
+        ({"rope_freq_base": 1e6}, True),
+    ],
+)
+def test_only_what_stretches_lets_a_context_pass_the_trained_one(
+    options: dict[str, Any], stretches: bool
+) -> None:
+    assert settings(**options).stretches is stretches
+
+
+@pytest.mark.parametrize("name", ["rope_freq_base", "rope_freq_scale", "yarn_attn_factor"])
+def test_a_number_that_would_become_none_is_refused(name: str) -> None:
+    with pytest.raises(BadOptionValue, match="from 0") as refused:
+        settings(**{name: 1e-300})
+    assert refused.value.param == name.replace("_", "-")
+
+
 def test_with_no_option_given_positions_are_the_models_own() -> None:
     assert settings().positions() == ()
     assert settings(rope_freq_base=1e6).positions() == (("rope-freq-base", 1e6),)
