@@ -157,8 +157,10 @@ class Settings:
     @property
     def gpu_layers(self) -> int:
         """As llama.cpp counts: -1 chooses, -2 is all."""
-        words = ALL_LAYERS if self.text("n-gpu-layers") == "all" else AUTO_LAYERS
-        return Values(self.values).integer("n-gpu-layers", words)
+        value = self.values["n-gpu-layers"]
+        if isinstance(value, int):
+            return value
+        return ALL_LAYERS if value == "all" else AUTO_LAYERS
 
     @property
     def tensor_split(self) -> tuple[float, ...]:
