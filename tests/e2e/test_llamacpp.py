@@ -151,6 +151,16 @@ def test_a_library_laid_out_in_any_usual_way_serves_from_within_the_sandbox(
         assert completed(server).status_code == 200
 
 
+def test_a_lone_library_is_installed_as_it_is(model: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copy(library(INSTALLED), tmp_path / "libllama.so"))
+    home = tmp_path / "home"
+    done = run(["runtime", "install", "llamacpp", "--from", str(own), "--untested"], home)
+    assert done.code == 0, done
+    words = [str(model), "--threads", "1", "--runtime", "llamacpp", "--untested"]
+    with serving(words, home) as server:
+        assert completed(server).status_code == 200
+
+
 # What happens to a library while it serves.
 
 
@@ -296,7 +306,7 @@ def one_line(ended: Ended, code: ExitCode, words: str) -> None:
     ("flags", "words"),
     [
         (["--llamacpp-threads", "0"], "option llamacpp-threads was given"),
-        (["--llamacpp-thread", "1"], "did you mean llamacpp-threads"),
+        (["--llamacpp-thread", "1"], "did you mean --llamacpp-threads"),
         (["--llamacpp-cache-type-k", "i32"], "option llamacpp-cache-type-k was given"),
         (["--llamacpp-tensor-split", "a"], "tensor-split"),
         (["--llamacpp-n-gpu-layers", "5"], "finds 0 GPUs"),

@@ -311,7 +311,11 @@ class Installer:
         if path.is_dir():
             copy_folder(path, folder)
             return source, ""
-        unpack(path, folder)
+        if _is_library(path):
+            folder.mkdir(exist_ok=True)
+            shutil.copy2(path, folder / path.name)
+        else:
+            unpack(path, folder)
         return source, digest_of(path)
 
     def _counted(self, before: int, total: int) -> Progress:
@@ -382,6 +386,12 @@ def inside(folder: Path, into: str) -> Path:
     if ".." in Path(into).parts or Path(into).is_absolute():
         raise BadArchive(f"the recipe unpacks into {into}, wanted a folder of the install")
     return path
+
+
+def _is_library(path: Path) -> bool:
+    """Whether `path` begins as a shared library does: ELF, or Mach-O of one machine or several."""
+    with path.open("rb") as file:
+        return file.read(4) in (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 
 
 def copy_folder(source: Path, target: Path) -> None:
