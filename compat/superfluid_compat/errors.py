@@ -76,7 +76,15 @@ class SuperfluidError(Exception):
         text = f"{self.message}; {self.fix}" if self.fix else self.message
         if self.dossier:
             text += f" (dossier {self.dossier})"
-        return " ".join(text.split())
+        return one_line(text)
+
+
+def one_line(text: str) -> str:
+    """`text` as a line that no terminal takes for a command: printable, spaces between words.
+
+    What a worker or a file's name brings is somebody else's writing.
+    """
+    return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
 
 
 class UsageError(SuperfluidError):

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import hashlib
 import os
-import shutil
 import signal
 import socket
 from collections.abc import Coroutine, Iterator, Mapping
@@ -25,7 +24,7 @@ from superfluid.catalog.workerd import lent_packages
 from superfluid.config import Sources
 from superfluid.installs.store import MANIFEST, Installs
 from superfluid.paths import unwritable
-from superfluid.supervisor import confine, name
+from superfluid.supervisor import confine, name, scratch
 from superfluid.supervisor.host import Folders, ModelHost, ModelSpec
 from superfluid.supervisor.ledger import Ledger
 from superfluid.supervisor.supervisor import Supervisor
@@ -108,12 +107,12 @@ async def serve(settings: ServeSettings, say: Say, catalog: Catalog | None = Non
 
 
 def _clear(folders: Folders) -> None:
-    """Remove what a killed server of this name left."""
+    """End and remove what a killed server of this name left."""
     try:
         Ledger(folders.ledger).reap(folders.scratch)
     except OSError as error:
         raise unwritable(folders.ledger, error) from error
-    shutil.rmtree(folders.scratch, ignore_errors=True)
+    scratch.clear(folders.scratch)
 
 
 class Choosing:

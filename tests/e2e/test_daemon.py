@@ -85,22 +85,26 @@ def test_a_killed_daemon_takes_its_workers_with_it(tmp_path: Path, home: Path) -
         assert complete(again).status_code == 200
 
 
-def test_a_grandchild_that_outlived_a_killed_daemon_is_reaped_at_the_next_start(
-    tmp_path: Path, home: Path
+@pytest.mark.parametrize("level", ["none", "basic"])
+@pytest.mark.parametrize("end", ["killed worker", "ended daemon", "killed daemon"])
+def test_nothing_that_a_worker_started_is_left(
+    tmp_path: Path, home: Path, level: str, end: str
 ) -> None:
-    note = tmp_path / "grandchild"
-    fertile = model(tmp_path, Orders(script=SCRIPT, grandchild=str(note)))
-    with serving([fertile, "--sandbox", "none"], home) as server:
-        left = workers(server)
-        server.stop(signal.SIGKILL)
-        until_gone(left)
-    orphan = psutil.Process(int(note.read_text()))
-    try:
+    """Nor what made a session of its own, though only the next start ends what a killed daemon
+    left."""
+    words = [model(tmp_path, Orders(script=SCRIPT, strays=2)), "--sandbox", level]
+    with serving(words, home) as server:
+        (worker,) = workers(server)
+        orphans = worker.children()
+        assert len(orphans) == 2
+        if end == "killed worker":
+            worker.kill()
+            until_gone(orphans)
+        server.stop(signal.SIGKILL if end == "killed daemon" else signal.SIGTERM)
+    if end == "killed daemon":
         with serving([model(tmp_path)], home):
-            until_gone([orphan])
-    finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            orphan.kill()
+            until_gone(orphans)
+    until_gone(orphans)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from superfluid_adapter_fake.hostile import REPORT
 from superfluid_adapter_fake.orders import Moment, Orders, write_model
@@ -179,6 +180,27 @@ async def test_a_right_to_start_processes_ends_with_the_load(
     found = await outcomes(house(), targets | only, "strict", Declared(spawn=True))
     assert len(found) >= 8
     assert [name for name, outcome in found.items() if outcome == "done"] == []
+
+
+async def test_what_was_started_to_load_a_model_ends_with_the_load(
+    house: Open, targets: dict[str, str]
+) -> None:
+    """It was born under a filter that lets it start more."""
+    host = confined(
+        house(), Path(targets["model"]), Orders(strays=3), "strict", Declared(spawn=True)
+    )
+    host.start()
+    try:
+        await host.served()
+        assert host.pid is not None
+        children = psutil.Process(host.pid).children()
+        while any(it.status() != psutil.STATUS_ZOMBIE for it in children):
+            await asyncio.sleep(0.01)
+        request = GenerationRequest(prompt=Text(text="ab"), sampling=GREEDY, max_tokens=4)
+        assert await _text(host, request)
+    finally:
+        host.halt()
+        await host.over()
 
 
 async def test_memory_has_a_bound(house: Open, targets: dict[str, str]) -> None:

@@ -32,7 +32,8 @@ class Pass:
     """All rows that go through the layers together, ragged sequences one after another.
 
     `hidden` is what the last layer left, shape (rows, width), before that what the next one
-    takes. `output` are logits of the rows in `wanted`, shape (len(wanted), vocabulary).
+    takes. `output` are logits of the rows in `wanted`, shape (len(wanted), vocabulary); where it
+    is given, they are written there.
     """
 
     tokens: Indices
@@ -47,8 +48,13 @@ ForwardFn: TypeAlias = Callable[[LayerHandles, Pass], None]
 """Computes one layer in place: on the first it embeds, on the last it applies norm and head."""
 
 
-def make_pass(parts: Sequence[tuple[KVCache, Sequence[int], int]], wanted: Sequence[int]) -> Pass:
-    """A pass over parts of (cache, tokens, start), logits for the rows in `wanted`."""
+def make_pass(
+    parts: Sequence[tuple[KVCache, Sequence[int], int]],
+    wanted: Sequence[int],
+    output: Array | None = None,
+) -> Pass:
+    """A pass over parts of (cache, tokens, start), logits for the rows in `wanted`, in `output`
+    if that is given."""
     seats: list[Seat] = []
     first = 0
     for cache, tokens, start in parts:
@@ -56,7 +62,8 @@ def make_pass(parts: Sequence[tuple[KVCache, Sequence[int], int]], wanted: Seque
         first += len(tokens)
     flat = np.fromiter((token for _, tokens, _ in parts for token in tokens), np.int64, first)
     spans = [np.arange(seat.start, seat.start + seat.count) for seat in seats]
-    return Pass(flat, np.concatenate(spans), tuple(seats), np.array(wanted, np.int64))
+    indices = np.array(wanted, np.int64)
+    return Pass(flat, np.concatenate(spans), tuple(seats), indices, output=output)
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,8 @@ class Forwarder:
         if not len(work.wanted):
             return
         x = self._norm(work.hidden[work.wanted], self._output_norm)
-        work.output = np.empty((len(x), self._config.vocabulary), np.float32)
+        if work.output is None:
+            work.output = np.empty((len(x), self._config.vocabulary), np.float32)
         shared, first = self._kernels.quantise(x), 0
         for tile in self._store.tiles(self._head):
             end = first + tile.shape[0]

@@ -17,7 +17,7 @@ MIB: Final = 1 << 20
 PASS_ROWS: Final = 512
 """Most rows that go through the layers together."""
 
-LOGIT_BYTES: Final = 64 * MIB
+LOGIT_BYTES: Final = 32 * MIB
 """Room for the logits of one step: this, less in a small budget, a row per lane at the least."""
 
 SPARE_ROWS: Final = 256
@@ -27,7 +27,7 @@ _LEAST_ROWS: Final = 32
 _SHARE: Final = 16
 """What a pass's rows, and what a step's logits, may take of the budget: this part of it."""
 _LEAST_TILE: Final = 4 * MIB
-_KERNEL_BYTES: Final = 80 * MIB
+_KERNEL_BYTES: Final = 64 * MIB
 _SCRATCH_BYTES: Final = 16 * MIB
 _TOKEN_BYTES: Final = 320
 _LEAST_CONTEXT: Final = 512

@@ -140,20 +140,27 @@ class NativeRuntime(Runtime):
     def step(self, feeds: Sequence[Feed], tick: Tick) -> Sequence[Logits | None]:
         caches = self._check(feeds)
         self._reserve(feeds, caches)
-        results = [self._result(feed) for feed in feeds]
-        filled = [0] * len(feeds)
+        ends = np.cumsum([_wanted(feed) for feed in feeds])
+        # One array, which passes fill in order, is the logits of every feed in turn.
+        logits = np.empty((ends[-1] if feeds else 0, self._loaded.vocabulary), np.float32)
+        done = 0
         try:
             # Weights that are no numbers give logits that are none; that is no news to a log.
             with np.errstate(all="ignore"):
                 for parts in self._passes(feeds):
-                    self._run(parts, caches, results, filled, tick)
+                    rows = sum(part.wanted for part in parts)
+                    self._run(parts, caches, logits[done : done + rows], tick)
+                    done += rows
         except BaseException as error:
             for feed, cache in zip(feeds, caches, strict=True):
                 cache.truncate(feed.start)
             if isinstance(error, ModelError | OSError | MemoryError | ArithmeticError):
                 raise Fault(f"the step failed: {type(error).__name__}: {error}") from error
             raise
-        return results
+        return [
+            logits[end - _wanted(feed) : end] if _wanted(feed) else None
+            for feed, end in zip(feeds, ends, strict=True)
+        ]
 
     def memory(self) -> MemoryUse:
         return MemoryUse(
@@ -245,10 +252,6 @@ class NativeRuntime(Runtime):
             for cache, end in zip(caches, ends, strict=True):
                 cache.reserve(end)
 
-    def _result(self, feed: Feed) -> Floats | None:
-        rows = _wanted(feed)
-        return np.empty((rows, self._loaded.vocabulary), np.float32) if rows else None
-
     def _passes(self, feeds: Sequence[Feed]) -> Iterator[list[Part]]:
         """The feeds cut into passes of at most `pass_rows` rows, in order."""
         parts: list[Part] = []
@@ -272,8 +275,7 @@ class NativeRuntime(Runtime):
         self,
         parts: Sequence[Part],
         caches: Sequence[KVCache],
-        results: Sequence[Floats | None],
-        filled: list[int],
+        output: Floats,
         tick: Tick,
     ) -> None:
         wanted: list[int] = []
@@ -281,18 +283,10 @@ class NativeRuntime(Runtime):
         for part in parts:
             end += len(part.tokens)
             wanted += range(end - part.wanted, end)
-        work = make_pass([(caches[part.feed], part.tokens, part.start) for part in parts], wanted)
+        work = make_pass(
+            [(caches[part.feed], part.tokens, part.start) for part in parts], wanted, output
+        )
         self._loaded.executor.run(work, tick)
-        if work.output is None:
-            return
-        at = 0
-        for part in parts:
-            result = results[part.feed]
-            if result is not None and part.wanted:
-                first = filled[part.feed]
-                result[first : first + part.wanted] = work.output[at : at + part.wanted]
-                filled[part.feed] += part.wanted
-                at += part.wanted
 
 
 def _wanted(feed: Feed) -> int:

@@ -8,12 +8,10 @@ import dataclasses
 import itertools
 import logging
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -21,13 +19,14 @@ from typing import Any, Final
 import msgspec
 
 from superfluid.control import WorkerReport
-from superfluid.supervisor import dossiers, life, memory, pids
+from superfluid.supervisor import dossiers, judged, life, memory, pids, shortage
 from superfluid.supervisor.clock import Clock
 from superfluid.supervisor.dossiers import Dossier, Dossiers
 from superfluid.supervisor.ledger import Ledger
 from superfluid.supervisor.life import Life, Limits
 from superfluid.supervisor.process import Exit
 from superfluid.supervisor.resume import Resumption
+from superfluid.supervisor.scratch import Scratch
 from superfluid.supervisor.states import LIVE, LOADING, WorkerState
 from superfluid.supervisor.streams import LiveStream
 from superfluid.supervisor.worker import Worker
@@ -37,6 +36,7 @@ from superfluid_compat.errors import (
     ContractRefused,
     Draining,
     ExitCode,
+    LinkError,
     ModelError,
     Overloaded,
     RuntimeBroken,
@@ -55,11 +55,13 @@ from superfluid_workerd.link.frames import (
     ToDaemon,
     Tokens,
 )
-from superfluid_workerd.link.refusals import error_of
+from superfluid_workerd.link.refusals import error_of, in_words
 from superfluid_workerd.sandbox.rights import Rights
 
 _LOG = logging.getLogger(__name__)
 MOST_STREAMS: Final = 512
+_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals that come from somebody else, where they do not come from here."""
 _BY_EXIT: Final[Mapping[int, type[SuperfluidError]]] = {
     ExitCode.USAGE: UsageError,
     ExitCode.MODEL: ModelError,
@@ -117,7 +119,6 @@ class ModelHost:
         self.stats = frames.TurnStats()
         self.error: SuperfluidError | None = None
         """Why the last worker failed; cleared when one serves again."""
-        self._folders = folders
         self._ledger = Ledger(folders.ledger)
         self._dossiers = Dossiers(folders.dossiers)
         self._wait_s = wait_s
@@ -130,7 +131,7 @@ class ModelHost:
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._worker: Worker | None = None
-        self._scratch: Path | None = None
+        self._scratch = Scratch(folders.scratch)
         self._group = ""
         self._born = 0.0
         self._found_bytes = 0
@@ -163,7 +164,7 @@ class ModelHost:
         asked = self.spec.rights.level if self.spec.rights else "none"
         if self.description is None:
             return {"asked": asked}
-        return {"asked": asked, **self.description.record.got.get("sandbox", {})}
+        return {**self.description.record.got.get("sandbox", {}), "asked": asked}
 
     def report(self) -> WorkerReport:
         """What there is to say of it now."""
@@ -195,6 +196,7 @@ class ModelHost:
     async def over(self) -> SuperfluidError | None:
         """Return when no worker runs nor will: the reason, or None when it was asked to end."""
         await self._until(lambda: self.state in (WorkerState.GAVE_UP, WorkerState.GONE))
+        await self._scratch.swept()
         return self.error if self.state is WorkerState.GAVE_UP else None
 
     def drain(self, bound_s: float) -> None:
@@ -343,10 +345,11 @@ class ModelHost:
         try:
             while self._events:
                 for action in self._life.handle(self._events.popleft(), self._clock.now()):
-                    self._perform(action)
+                    with self._answered_for(f"the step {type(action).__name__}"):
+                        self._perform(action)
         finally:
             self._handling = False
-        self._rearm()
+            self._rearm()
         if self.state is not before:
             _LOG.debug("%s: worker %s → %s", self.spec.name, before, self.state)
             if self.state is WorkerState.GAVE_UP:
@@ -371,7 +374,10 @@ class ModelHost:
 
     def _elapsed(self) -> None:
         self._timer = None
-        self._dispatch(life.Elapsed(room=self._room()))
+        room = False
+        with self._answered_for("looking for free memory"):
+            room = self._room()
+        self._dispatch(life.Elapsed(room=room))
 
     def _room(self) -> bool:
         """Whether there is as much memory free as the last load found, or as it took."""
@@ -384,7 +390,8 @@ class ModelHost:
             case life.Spawn():
                 self._spawn()
             case life.SendLoad():
-                self._send(msgspec.structs.replace(self.spec.load, scratch=str(self._scratch)))
+                own = str(self._scratch.current)
+                self._send(msgspec.structs.replace(self.spec.load, scratch=own))
             case life.SendPing():
                 self._send(frames.Ping(number=next(self._numbers)))
             case life.SendShutdown():
@@ -408,19 +415,18 @@ class ModelHost:
         self._killed = memory.kills()
         self.spawned += 1
         try:
-            self._folders.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._scratch = Path(tempfile.mkdtemp(dir=self._folders.scratch))
+            scratch = self._scratch.make()
             self._worker = Worker(
                 self.spec.command,
-                environment=self.spec.environment(self._scratch),
-                rights=self._rights(self._scratch),
+                environment=self.spec.environment(scratch),
+                rights=self._rights(scratch),
                 ledger=self._ledger,
                 listener=self,
             )
+        except Exception as error:  # noqa: BLE001  # recorded, and the last one's is what is told
+            self._never_born(shortage.not_started(self.spec.name, error, self.spec.remedy))
+        else:
             self._send(frames.Hello())
-        except OSError as error:
-            found = f"the worker of {self.spec.name} could not be started: {error}"
-            self._never_born(RuntimeBroken(found, fix=self.spec.remedy))
 
     def _rights(self, scratch: Path) -> Rights | None:
         rights = self.spec.rights
@@ -428,21 +434,24 @@ class ModelHost:
             return None
         if rights.user is not None:
             os.chown(scratch, *rights.user)
-        self._group = pids.make(rights.threads) if rights.level != "none" else ""
+        self._group = pids.make(rights.threads if rights.level != "none" else 0)
         own = str(scratch.resolve())
         return dataclasses.replace(rights, write=(own,), group=self._group)
 
     def _never_born(self, error: SuperfluidError) -> None:
+        _LOG.warning("%s", error.message)
         self._remove_scratch()
-        self._refuse(error)
+        if isinstance(error, RuntimeBroken):
+            self._refuse(error)
+        else:
+            self._refusal = self.error = error
+            self._dispatch(life.Broke(error.message))
         self._dispatch(life.Exited("never started"))
 
     def _remove_scratch(self) -> None:
         pids.remove(self._group)
         self._group = ""
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            self._scratch = None
+        self._scratch.drop()
 
     def _bury(self, bury: life.Bury) -> None:
         id_ = self._record(bury.stage, bury.reason, bury.then)
@@ -533,13 +542,15 @@ class ModelHost:
         # Whoever dies otherwise while memory runs out dies of something else.
         killed = how.code == -signal.SIGKILL
         self._starved = memory.evidence(self._killed, memory.kills()) if killed else ""
-        self._remove_scratch()
-        self._guilty = self._streams.died()
+        outside = -how.code in _OUTSIDE and not self._starved and self.state in LIVE
+        self._guilty = self._streams.died(outside=outside)
         explained = self._guilty is not None or 2 in self._tries.values()
         reason = f"{how.words()}, out of memory" if self._starved else how.words()
         self._dispatch(life.Exited(reason, final=how.final, explained=explained))
         self._guilty = None
         self._worker = None
+        with self._answered_for("removing what a worker left"):
+            self._remove_scratch()
         self._idle()
 
     def broken(self, reason: str) -> None:
@@ -549,13 +560,29 @@ class ModelHost:
         if self.state not in LIVE:
             return
         self._stage = self.state
+        with self._answered_for(f"reading a {type(message).__name__}"):
+            self._heard(message)
+
+    @contextlib.contextmanager
+    def _answered_for(self, what: str) -> Iterator[None]:
+        """An error in the block that nobody foresaw costs the worker that runs, and is told; a
+        callback of the loop has nobody else to tell."""
+        try:
+            yield
+        except LinkError:
+            raise
+        except Exception as error:  # noqa: BLE001  # recorded, in the log and the dossier
+            _LOG.exception("%s: %s failed", self.spec.name, what)
+            self._dispatch(life.Broke(f"{what} failed: {in_words(error)}"))
+
+    def _heard(self, message: ToDaemon) -> None:
         match message:
             case frames.Hello():
                 self._hello(message)
             case frames.Stage():
                 self._dispatch(life.Progressed(WorkerState(message.stage)))
             case frames.Ready():
-                self._loaded(message.description)
+                self._loaded(judged.description(message.description))
             case frames.LoadFailed():
                 self._load_failed(error_of(message.error))
             case frames.Prompted():
@@ -590,12 +617,22 @@ class ModelHost:
     def _loaded(self, description: Description) -> None:
         loading = self.state in LOADING
         self._dispatch(life.Progressed(WorkerState.SERVING))
-        if loading and self.state in (WorkerState.SERVING, WorkerState.DRAINING):
+        if self._kept_children():
+            self._dispatch(life.Broke("keeps starting processes though its model is loaded"))
+        elif loading and self.state in (WorkerState.SERVING, WorkerState.DRAINING):
             self.description = description
             self.error = None
             if description.plan:
                 _LOG.info("%s: memory plan %s", self.spec.name, _planned(description.plan))
-            self._streams.serving()
+            self._streams.serving(description.context)
+
+    def _kept_children(self) -> bool:
+        """Whether processes of the load are left that cannot be ended; theirs is an older, wider
+        filter."""
+        rights = self.spec.rights
+        if self._worker is None or rights is None or not rights.spawn or rights.level == "none":
+            return False
+        return not self._worker.process.alone()
 
     def _load_failed(self, error: SuperfluidError) -> None:
         if error.exit_code is ExitCode.FAILURE:

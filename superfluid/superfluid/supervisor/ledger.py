@@ -16,6 +16,8 @@ from typing import Final
 import msgspec
 import psutil
 
+from superfluid.supervisor import strays
+
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _START: Final = 19
 """Where /proc/PID/stat has the start, in ticks since boot, after the name (proc_pid_stat(5))."""
@@ -44,19 +46,19 @@ class Ledger:
         self._file(pid).unlink(missing_ok=True)
 
     def reap(self, scratch: Path) -> list[int]:
-        """Kill what an earlier server left and forget it; the workers of which something ran.
+        """Kill what an earlier server left and forget it; the processes that were killed.
 
-        `scratch` holds the folders its workers had for temporary files.
+        `scratch` holds the folders its workers had for temporary files, and so what they started.
         """
         left = []
         for path in self._folder.glob("*.json"):
             with contextlib.suppress(msgspec.MsgspecError):
                 entry = msgspec.json.decode(path.read_bytes(), type=Entry)
-                if _runs(entry) or _left_children(entry, scratch):
+                if _runs(entry):
                     _kill_group(entry.pid)
                     left.append(entry.pid)
             path.unlink(missing_ok=True)
-        return left
+        return [*left, *(pid for pid in strays.below(str(scratch)) if pid not in left)]
 
     def _file(self, pid: int) -> Path:
         return self._folder / f"{pid}.json"
@@ -78,30 +80,6 @@ def _runs(entry: Entry) -> bool:
         return started(entry.pid) == entry.started
     except OSError:
         return False
-
-
-def _left_children(entry: Entry, scratch: Path) -> bool:
-    """Whether the worker is gone and its group is not: nobody else's, by its environment."""
-    if psutil.pid_exists(entry.pid):
-        return False
-    return any(
-        _group(process.pid) == entry.pid and _temporary(process).startswith(f"{scratch}/")
-        for process in psutil.process_iter()
-    )
-
-
-def _group(pid: int) -> int | None:
-    try:
-        return os.getpgid(pid)
-    except OSError:
-        return None
-
-
-def _temporary(process: psutil.Process) -> str:
-    try:
-        return process.environ().get("TMPDIR", "")
-    except (psutil.Error, OSError):
-        return ""
 
 
 def _kill_group(pid: int) -> None:

@@ -62,13 +62,16 @@ def evidence(before: Mapping[str, int], after: Mapping[str, int]) -> str:
 
 
 def available() -> int:
-    """Bytes that a new process could have."""
-    return int(psutil.virtual_memory().available)
+    """Bytes that a new process could have; 0 where that cannot be read now."""
+    try:
+        return int(psutil.virtual_memory().available)
+    except (psutil.Error, OSError):
+        return 0
 
 
 def resident(pid: int) -> int:
     """Bytes that a process has in memory; 0 when it is gone."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import select
@@ -19,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from superfluid.supervisor import strays
 from superfluid.supervisor.ledger import Ledger
 from superfluid.supervisor.tail import Tail
 from superfluid_compat.errors import ExitCode
@@ -62,7 +64,8 @@ class Exit:
 class Process:
     """A child in a session of its own, its output kept as a tail, entered in the ledger.
 
-    `on_exit` is called once, on the loop's thread, after the child and its group are dead.
+    `on_exit` is called once, on the loop's thread, after the child and all that it started are
+    dead; `group` is the control group that it joins, if there is one.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Process:
         inherit: Sequence[int],
         ledger: Ledger,
         on_exit: Callable[[Exit], None],
+        group: str = "",
     ) -> None:
         """Starts it. Raises `OSError` when the system cannot."""
         self._loop = asyncio.get_running_loop()
@@ -80,9 +84,12 @@ class Process:
         self._on_exit = on_exit
         self._kill_timer: asyncio.TimerHandle | None = None
         self._gone = False
+        self._family = (group, environment.get("TMPDIR", ""))
         self.tail = Tail()
         self._output, output = os.pipe()
         try:
+            os.set_blocking(self._output, False)
+            self._loop.add_reader(self._output, self._pump)
             self._child = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
@@ -93,7 +100,7 @@ class Process:
                 start_new_session=True,
             )
         except BaseException:
-            os.close(self._output)
+            self._close()
             raise
         finally:
             os.close(output)
@@ -102,9 +109,13 @@ class Process:
             ledger.add(self.pid)
         except OSError as error:
             _LOG.warning("worker %s could not be entered in the ledger: %s", self.pid, error)
-        os.set_blocking(self._output, False)
-        self._loop.add_reader(self._output, self._pump)
-        threading.Thread(target=self._watch, name=f"worker-{self.pid}-exit", daemon=True).start()
+        try:
+            name = f"worker-{self.pid}-exit"
+            threading.Thread(target=self._watch, name=name, daemon=True).start()
+        except RuntimeError as error:  # nobody would hear of its end
+            self.kill()
+            self._gather()
+            raise OSError(errno.EAGAIN, f"{error}") from error
 
     def end(self) -> None:
         """Ask the group to end, and kill it when it has not within the grace."""
@@ -117,6 +128,10 @@ class Process:
         """Kill the group now."""
         if not self._gone:
             self._signal(signal.SIGKILL)
+
+    def alone(self) -> bool:
+        """Kill what the child started, and not itself; False where it starts more than can be."""
+        return strays.end(*self._family, spare=self.pid)
 
     def _signal(self, number: signal.Signals) -> None:
         # The child is not reaped before `_reap`, so the group's id cannot be another's.
@@ -141,20 +156,28 @@ class Process:
             self._loop.call_soon_threadsafe(self._reap)
 
     def _reap(self) -> None:
-        self.kill()  # what the child left in its group
+        self.kill()  # what the child left in its session
+        strays.end(*self._family)
         self._gone = True
         if self._kill_timer is not None:
             self._kill_timer.cancel()
+        self._on_exit(self._gather())
+
+    def _gather(self) -> Exit:
+        """Reap the child, which is dead or being killed."""
         _, status, usage = os.wait4(self.pid, 0)
         self._child.returncode = os.waitstatus_to_exitcode(status)
         for _ in range(_REST_READS):
             if not self._pump():
                 break
-        self._loop.remove_reader(self._output)
-        os.close(self._output)
+        self._close()
         with contextlib.suppress(OSError):  # an entry that stays names nobody at the next start
             self._ledger.remove(self.pid)
-        self._on_exit(Exit(self._child.returncode, usage.ru_maxrss * _MAXRSS_UNIT))
+        return Exit(self._child.returncode, usage.ru_maxrss * _MAXRSS_UNIT)
+
+    def _close(self) -> None:
+        self._loop.remove_reader(self._output)
+        os.close(self._output)
 
 
 def _await_exit(pid: int) -> None:

@@ -1,9 +1,10 @@
 """Which streams a worker is given, and again when it has died; who is to blame when it dies.
 
 A death counts against a stream that the worker had begun on and that gained no token since it was
-sent there. After `SUSPECT` such deaths in a row the stream is a suspect: suspects are sent one at
-a time, with nothing beside them, until each has gained a token. A worker that dies before that
-was killed by the one it had.
+sent there: by `FAULT` when the worker failed by itself, by `OUTSIDE` when somebody killed it. From
+`SUSPECT` in a row on the stream is a suspect: suspects are sent one at a time, with nothing beside
+them, until each has gained a token. A worker that fails before that was killed by the one it had,
+and so, in the end, was one that is killed again and again.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from superfluid.supervisor import judged
 from superfluid.supervisor.streams import LiveStream
 from superfluid_compat.errors import LinkError
 from superfluid_workerd.link.frames import Cancel, Delta, Prompted, ToWorker
 
-SUSPECT: Final = 2
+OUTSIDE: Final = 1
+FAULT: Final = 8 * OUTSIDE
+SUSPECT: Final = 2 * FAULT
+_CERTAIN: Final = 2 * SUSPECT
 
 
 class Resumption:
@@ -34,6 +39,7 @@ class Resumption:
         self._sent: dict[int, LiveStream] = {}
         self._probe: LiveStream | None = None
         self._serving = False
+        self._context = 0
 
     def __len__(self) -> int:
         return len(self._held) + len(self._sent)
@@ -58,20 +64,23 @@ class Resumption:
             self._send(Cancel(stream=stream.number))
         self._drop(stream)
 
-    def serving(self) -> None:
-        """A worker takes streams."""
-        self._serving = True
+    def serving(self, context: int) -> None:
+        """A worker takes streams, of at most `context` tokens with their prompt."""
+        self._serving, self._context = True, context
         self._pump()
 
     def prompted(self, message: Prompted) -> None:
+        """Raises `BadFrame`."""
         if stream := self._sent.get(message.stream):
+            judged.prompted(stream, message, self._context)
             stream.prompted(message)
 
     def gained(self, delta: Delta) -> None:
-        """What a turn committed."""
+        """What a turn committed. Raises `BadFrame` for more than was asked for."""
         stream = self._sent.get(delta.stream)
         if stream is None:
             return
+        judged.delta(stream, delta, self._context)
         stream.gained(delta)
         if stream.ended:
             self._drop(stream)
@@ -85,18 +94,19 @@ class Resumption:
             self._drop(stream)
         return stream
 
-    def died(self) -> LiveStream | None:
-        """The worker is gone: hold what it had for the next; the stream that is to blame for its
-        death, no longer kept here."""
-        guilty, self._probe = self._probe, None
+    def died(self, *, outside: bool = False) -> LiveStream | None:
+        """The worker is gone, killed from `outside` or by itself: hold what it had for the next;
+        the stream that is to blame for its death, no longer kept here."""
+        probe, self._probe = self._probe, None
         self._serving = False
         for stream in self._sent.values():
-            stream.bereave()
+            stream.bereave(OUTSIDE if outside else FAULT)
             self._held[stream.arrival] = stream
         self._sent.clear()
-        if guilty is not None:
-            self._drop(guilty)
-        return guilty
+        if probe is None or (outside and probe.blame < _CERTAIN):
+            return None
+        self._drop(probe)
+        return probe
 
     def clear(self) -> list[LiveStream]:
         """All of them, none kept any more."""
@@ -116,7 +126,7 @@ class Resumption:
     def _cleared(self, stream: LiveStream) -> None:
         """It is innocent; out of the way of the next suspect, if there is one."""
         self._probe = None
-        stream.deaths = 0
+        stream.blame = 0
         if self._suspects():
             self._send(Cancel(stream=stream.number))
             del self._sent[stream.number]
@@ -124,7 +134,7 @@ class Resumption:
         self._pump()
 
     def _suspects(self) -> list[LiveStream]:
-        return [it for it in self._in_order() if it.deaths >= SUSPECT]
+        return [it for it in self._in_order() if it.blame >= SUSPECT]
 
     def _in_order(self) -> list[LiveStream]:
         return [self._held[arrival] for arrival in sorted(self._held)]

@@ -29,18 +29,19 @@ class LiveStream:
     prompt's ids, the committed ids, and how many characters went out per channel.
 
     `cancel` is called once if the stream is closed before it has ended. `number` is what its
-    worker knows it by, `arrival` its place among all streams, `deaths` how many workers in a row
-    died with it and gave it nothing.
+    worker knows it by, `arrival` its place among all streams, `blame` what the deaths in a row
+    come to that gave it nothing, `bare_deltas` how many came without a token.
     """
 
     def __init__(self, request: GenerationRequest, cancel: Callable[[LiveStream], None]) -> None:
         self.request: Final = request
         self.number = 0
         self.arrival = 0
-        self.deaths = 0
+        self.blame = 0
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.committed: list[int] = []
         self.sent: dict[str, int] = {}
+        self.bare_deltas = 0
         self._cancel = cancel
         self._deadline = (
             None if request.deadline_s is None else time.monotonic() + request.deadline_s
@@ -67,6 +68,12 @@ class LiveStream:
         """Nothing more will come from a worker."""
         return self._ended
 
+    def most_tokens(self, context: int) -> int:
+        """How many it may be given in all, in a context of so many."""
+        room = context - len(self._prompt)
+        asked = self.request.max_tokens
+        return room if asked is None else min(room, asked)
+
     def sent_as(self, number: int) -> Generate:
         """The frame that starts it under `number`, or continues it where it stands."""
         self.number, self._had, self._untouched = number, len(self.committed), False
@@ -80,13 +87,13 @@ class LiveStream:
             replay=Replay(prompt=self._prompt, committed=self.committed, sent=self.sent),
         )
 
-    def bereave(self) -> None:
-        """Its worker died. That counts against it unless it gained a token there, or never left
-        the line for a lane."""
+    def bereave(self, blame: int) -> None:
+        """Its worker died, which comes to so much `blame` unless it gained a token there, or never
+        left the line for a lane."""
         if len(self.committed) > self._had:
-            self.deaths = 0
+            self.blame = 0
         elif not self._untouched:
-            self.deaths += 1
+            self.blame += blame
 
     def prompted(self, message: Prompted) -> None:
         self._prompt = message.tokens
@@ -101,6 +108,7 @@ class LiveStream:
         if self._ended:
             return
         self.committed += delta.tokens
+        self.bare_deltas += not delta.tokens
         self.sent[delta.channel] = self.sent.get(delta.channel, 0) + len(delta.text)
         if len(self._waiting) >= _QUEUED and self._waiting[-1].channel == delta.channel:
             delta = _joined(self._waiting.pop(), delta)

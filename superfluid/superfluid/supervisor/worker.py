@@ -18,6 +18,7 @@ from superfluid_workerd.sandbox.rights import Rights
 
 _READ_BYTES: Final = 256 << 10
 _MOST_UNSENT: Final = 4 * framing.CAP
+_REST_READS: Final = 16
 _STAY_S: Final = 2.0
 """How long a worker that closed its link may take to exit by itself."""
 
@@ -54,7 +55,10 @@ class Worker:
         self._unsent = bytearray()
         self._stay: asyncio.TimerHandle | None = None
         self._link, theirs = socket.socketpair()
+        self._open = True
         try:
+            self._link.setblocking(False)
+            self._loop.add_reader(self._link, self._read)
             with confine.handed(rights) as given:
                 self.process = Process(
                     [*command(theirs.fileno()), *confine.words(given)],
@@ -62,15 +66,13 @@ class Worker:
                     inherit=(theirs.fileno(), *given),
                     ledger=ledger,
                     on_exit=self._exited,
+                    group=rights.group if rights else "",
                 )
         except BaseException:
-            self._link.close()
+            self._close()
             raise
         finally:
             theirs.close()
-        self._link.setblocking(False)
-        self._open = True
-        self._loop.add_reader(self._link, self._read)
 
     def send(self, message: ToWorker) -> None:
         """Queue `message`. Raises `FrameTooLarge`; a link that is gone takes it silently."""
@@ -129,9 +131,10 @@ class Worker:
         self._listener.broken(reason)
 
     def _exited(self, how: Exit) -> None:
-        # Its last words may still be in the link.
-        while self._open and self._read():
-            pass
+        # Its last words may still be in the link; whoever inherited it may go on writing.
+        for _ in range(_REST_READS):
+            if not (self._open and self._read()):
+                break
         self._close()
         if self._stay is not None:
             self._stay.cancel()

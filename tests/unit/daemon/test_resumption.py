@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import itertools
 
-from superfluid.supervisor.resume import Resumption
+import pytest
+
+from superfluid.supervisor.resume import SUSPECT, Resumption
 from superfluid.supervisor.streams import LiveStream
-from superfluid_compat.errors import FrameTooLarge
+from superfluid_compat.errors import BadFrame, FrameTooLarge
 from superfluid_workerd.link.frames import (
     Cancel,
     Delta,
     Generate,
     GenerationRequest,
+    Logprob,
     Prompted,
     Replay,
+    Sampling,
     Text,
+    TokenLogprob,
     Tokens,
     ToWorker,
 )
@@ -50,7 +55,7 @@ class Bench:
 
 async def test_a_stream_is_continued_where_it_stands() -> None:
     bench = Bench()
-    bench.resumption.serving()
+    bench.resumption.serving(100)
     stream = bench.stream("a")
     bench.begun(stream)
     bench.gain(stream, 7)
@@ -58,7 +63,7 @@ async def test_a_stream_is_continued_where_it_stands() -> None:
     assert bench.resumption.died() is None
     old = stream.number
     bench.sent.clear()
-    bench.resumption.serving()
+    bench.resumption.serving(100)
     (message,) = bench.sent
     assert isinstance(message, Generate)
     assert message.replay == Replay(prompt=[1, 2], committed=[7, 8], sent={"text": 2})
@@ -72,24 +77,24 @@ async def test_streams_wait_for_a_worker_and_go_in_the_order_they_came() -> None
     bench = Bench()
     first, second = bench.stream("a"), bench.stream("b")
     assert bench.sent == []
-    bench.resumption.serving()
+    bench.resumption.serving(100)
     assert bench.started() == [first.number, second.number]
     bench.resumption.died()
     third = bench.stream("c")
-    bench.resumption.serving()
+    bench.resumption.serving(100)
     assert bench.started() == [first.number, second.number, third.number]
 
 
 async def test_suspects_are_sent_one_at_a_time_and_the_guilty_fails_alone() -> None:
     bench = Bench()
-    bench.resumption.serving()
+    bench.resumption.serving(100)
     streams = [bench.stream(name) for name in "abc"]
     for _ in range(2):
         for stream in streams:
             bench.begun(stream)
         assert bench.resumption.died() is None
         bench.started()
-        bench.resumption.serving()
+        bench.resumption.serving(100)
     assert bench.started() == [streams[0].number]
     later = bench.stream("later")
     assert bench.started() == []
@@ -100,7 +105,7 @@ async def test_suspects_are_sent_one_at_a_time_and_the_guilty_fails_alone() -> N
     assert probed.stream == streams[1].number
     assert bench.resumption.died() is streams[1]
     bench.started()
-    bench.resumption.serving()
+    bench.resumption.serving(100)
     assert bench.started() == [streams[2].number]
     bench.gain(streams[2], 5)
     assert bench.started() == [streams[0].number, later.number]
@@ -109,7 +114,7 @@ async def test_suspects_are_sent_one_at_a_time_and_the_guilty_fails_alone() -> N
 
 async def test_a_death_counts_only_against_what_was_begun_and_gained_nothing() -> None:
     bench = Bench()
-    bench.resumption.serving()
+    bench.resumption.serving(100)
     gaining, waiting, stuck = (bench.stream(name) for name in "abc")
     for token in range(2):
         bench.begun(gaining)
@@ -118,20 +123,20 @@ async def test_a_death_counts_only_against_what_was_begun_and_gained_nothing() -
         bench.gain(gaining, token)
         assert bench.resumption.died() is None
         bench.started()
-        bench.resumption.serving()
-    assert [gaining.deaths, waiting.deaths, stuck.deaths] == [0, 0, 2]
+        bench.resumption.serving(100)
+    assert [gaining.blame, waiting.blame, stuck.blame] == [0, 0, SUSPECT]
     assert bench.started() == [stuck.number]
 
 
 async def test_a_probe_that_ends_or_is_left_lets_the_others_go() -> None:
     for how in ("ends", "is left", "is refused"):
         bench = Bench()
-        bench.resumption.serving()
+        bench.resumption.serving(100)
         stream = bench.stream("a")
         for _ in range(2):
             bench.begun(stream)
             bench.resumption.died()
-            bench.resumption.serving()
+            bench.resumption.serving(100)
         other = bench.stream("b")
         bench.sent.clear()
         if how == "ends":
@@ -159,7 +164,116 @@ async def test_a_stream_that_fits_no_frame_fails_and_the_rest_go_on() -> None:
     ]
     for stream in streams:
         resumption.add(stream)
-    resumption.serving()
+    resumption.serving(100)
     assert [type(message) for message in sent] == [Generate, Generate]
     assert isinstance(streams[1].accepted.exception(), FrameTooLarge)
     assert len(resumption) == 2
+
+
+async def test_who_is_killed_from_outside_is_not_blamed_before_long() -> None:
+    bench = Bench()
+    bench.resumption.serving(100)
+    slow, other = bench.stream("slow"), bench.stream("other")
+    for _ in range(15):
+        bench.begun(slow)
+        bench.begun(other)
+        assert bench.resumption.died(outside=True) is None
+        bench.started()
+        bench.resumption.serving(100)
+        assert bench.started() == [slow.number, other.number]
+    bench.gain(slow, 1)
+    bench.begun(other)
+    bench.resumption.died(outside=True)
+    bench.started()
+    bench.resumption.serving(100)
+    assert bench.started() == [other.number]
+    assert slow.blame == 0
+
+
+async def test_a_prompt_under_which_every_worker_is_killed_fails_alone_in_the_end() -> None:
+    bench = Bench()
+    bench.resumption.serving(100)
+    killer, other = bench.stream("killer"), bench.stream("other")
+    kills, guilty = 0, None
+    while guilty is None and kills < 100:
+        kills += 1
+        if killer.number in bench.started():
+            bench.begun(killer)
+        guilty = bench.resumption.died(outside=True)
+        bench.resumption.serving(100)
+    assert guilty is killer
+    assert kills == 32
+    assert bench.started() == [other.number]
+
+
+async def test_a_suspect_under_which_the_worker_fails_is_guilty_at_once() -> None:
+    bench = Bench()
+    bench.resumption.serving(100)
+    killer = bench.stream("killer")
+    for _ in range(2):
+        bench.begun(killer)
+        bench.resumption.died()
+        bench.resumption.serving(100)
+    assert bench.resumption.died(outside=True) is None
+    bench.resumption.serving(100)
+    assert bench.resumption.died() is killer
+
+
+_LOGPROB = Logprob(token=1, text=b"x", logprob=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("delta", "words"),
+    [
+        (Delta(stream=1, tokens=[1] * 6), "6 tokens to a stream of at most 5"),
+        (Delta(stream=1, tokens=[1], text="x" * 2049), "2049 characters of text for 1 tokens"),
+        (Delta(stream=1, text="x" * 1025), "1025 characters of text for 0 tokens"),
+        (Delta(stream=1, tokens=[1], finish="stop", stopped_by="b"), "no stop string"),
+        (Delta(stream=1, logprobs=[TokenLogprob(chosen=_LOGPROB)]), "for 0 tokens"),
+        (
+            Delta(
+                stream=1, tokens=[1], logprobs=[TokenLogprob(chosen=_LOGPROB, top=[_LOGPROB] * 3)]
+            ),
+            "3 alternatives, 2 were",
+        ),
+    ],
+)
+async def test_more_than_was_asked_for_is_a_breach(delta: Delta, words: str) -> None:
+    bench = Bench()
+    request = GenerationRequest(
+        prompt=Text(text="a"), max_tokens=5, stop=("a",), sampling=Sampling(logprobs=2)
+    )
+    stream = LiveStream(request, bench.resumption.remove)
+    bench.resumption.add(stream)
+    bench.resumption.serving(100)
+    bench.begun(stream)
+    with pytest.raises(BadFrame, match=words):
+        bench.resumption.gained(delta)
+
+
+async def test_deltas_without_tokens_are_bounded_and_so_is_the_context() -> None:
+    bench = Bench()
+    stream = bench.stream("a")
+    bench.resumption.serving(8)
+    bench.begun(stream)
+    for _ in range(16):
+        bench.resumption.gained(Delta(stream=1, channel="reasoning"))
+    with pytest.raises(BadFrame, match="deltas that no token accounts for"):
+        bench.resumption.gained(Delta(stream=1, channel="reasoning"))
+    with pytest.raises(BadFrame, match="7 tokens to a stream of at most 6"):
+        bench.resumption.gained(Delta(stream=1, tokens=[1] * 7))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "cached", "words"),
+    [([1] * 9, 0, "9 tokens, the context has 8"), ([1, 2], 3, "3 cached"), ([3], 0, "another")],
+)
+async def test_a_prompt_that_cannot_be_is_a_breach(
+    tokens: list[int], cached: int, words: str
+) -> None:
+    bench = Bench()
+    stream = bench.stream("a")
+    bench.resumption.serving(8)
+    bench.begun(stream)
+    with pytest.raises(BadFrame, match=words):
+        bench.resumption.prompted(Prompted(stream=stream.number, tokens=tokens, cached=cached))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from superfluid_compat.errors import BY_CODE, SuperfluidError
+from superfluid_compat.errors import BY_CODE, SuperfluidError, one_line
 from superfluid_workerd.link.answers import Refusal
 
 
@@ -23,6 +23,8 @@ def in_words(error: BaseException) -> str:
 
 
 def error_of(refusal: Refusal) -> SuperfluidError:
-    """The error that `refusal` records; an unknown code becomes the root class."""
+    """The error that `refusal` records, printable; an unknown code becomes the root class."""
     kind = BY_CODE.get(refusal.code, SuperfluidError)
-    return kind(refusal.message, fix=refusal.fix, param=refusal.param, dossier=refusal.dossier)
+    param = None if refusal.param is None else one_line(refusal.param)
+    dossier = None if refusal.dossier is None else one_line(refusal.dossier)
+    return kind(one_line(refusal.message), fix=one_line(refusal.fix), param=param, dossier=dossier)

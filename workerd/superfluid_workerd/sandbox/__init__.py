@@ -5,6 +5,7 @@ Standard library only, down to the last module: it runs before the worker is one
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +35,11 @@ def apply(rights: Rights, again: Callable[[], None]) -> Reached:
     _current.spawns = rights.spawn
     if rights.level == "none":
         _current.reached = Reached(asked="none", level="none")
+        if rights.group:
+            from superfluid_workerd.sandbox import linux
+
+            with contextlib.suppress(OSError):
+                linux.join(rights.group)
     elif sys.platform == "linux":
         from superfluid_workerd.sandbox import linux
 

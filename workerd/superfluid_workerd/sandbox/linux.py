@@ -56,10 +56,7 @@ def apply(rights: Rights, again: Callable[[], None]) -> Reached:
     account = _Account()
     _limit(rights)
     strict = rights.level in ("auto", "strict")
-    group = rights.group
-    bounded = bool(group) and account.attempt(
-        "control group", lambda: _write(f"{group}/cgroup.procs", "0")
-    )
+    bounded = bool(rights.group) and account.attempt("control group", lambda: join(rights.group))
     own = strict and account.attempt("network and IPC namespaces", lambda: _namespaces(rights))
     was_root = os.geteuid() == 0
     whole = account.attempt("user", lambda: _user(rights))
@@ -75,6 +72,11 @@ def apply(rights: Rights, again: Callable[[], None]) -> Reached:
     if strict:
         whole &= account.attempt("system call filter", lambda: seccomp.install(spawn=rights.spawn))
     return _judged(rights, account, strict=strict and whole)
+
+
+def join(group: str) -> None:
+    """Enter a control group, so that what this process starts is found by it."""
+    _write(f"{group}/cgroup.procs", "0")
 
 
 def _judged(rights: Rights, account: _Account, *, strict: bool) -> Reached:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -114,6 +115,10 @@ def _misbehave(orders: Orders, progress: Progress) -> None:
     if orders.grandchild:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
         Path(orders.grandchild).write_text(str(child.pid))
+    for _ in range(orders.strays):
+        if os.fork() == 0:
+            os.setsid()
+            time.sleep(3600)
     if orders.print_stdout:
         print("an engine that chatters on stdout", flush=True)
     for _ in range(orders.stderr_bytes // 64):

@@ -93,6 +93,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ignore_term: bool = False
     grandchild: str | None = None
     """A path: a child process that sleeps is started at load, its pid written there."""
+    strays: int = 0
+    """As many copies of the process, each in a session of its own, are made at load."""
 
 
 def write_model(path: Path, orders: Orders | None = None) -> Path:
