@@ -20,7 +20,7 @@ from superfluid.catalog.catalog import Catalog
 from superfluid.catalog.environment import worker_environment
 from superfluid.catalog.prepared import Preparations, Say, stamps, unchanged
 from superfluid.catalog.standing import Choice, Chooser, Standing, Wanted
-from superfluid.catalog.workerd import lent_packages
+from superfluid.catalog.workerd import lent_packages, shipped
 from superfluid.config import Sources
 from superfluid.installs.store import MANIFEST, Installs
 from superfluid.paths import unwritable
@@ -95,7 +95,7 @@ async def serve(settings: ServeSettings, say: Say, catalog: Catalog | None = Non
     ):
         folders = Folders(home / "scratch", settings.state / "dossiers", home / "workers")
         _clear(folders)
-        choosing = Choosing(settings, catalog or Catalog(), say)
+        choosing = Choosing(settings, catalog or reading(settings), say)
         spec = await signals.unless_asked(choosing.spec())
         if spec is None:
             return ExitCode.OK
@@ -104,6 +104,13 @@ async def serve(settings: ServeSettings, say: Say, catalog: Catalog | None = Non
             answers = Controlled(settings.server, Supervisor([host]), listener)
             async with control.listening(home, answers):
                 return await _serve(answers, host, signals, say, settings.service_class)
+
+
+def reading(settings: ServeSettings) -> Catalog:
+    """The catalog that asks of the model what `settings` are about. What was asked for by name is
+    not only had by the worker that serves, and nothing asked for less is a reason to give less."""
+    level = cast(Level, settings.common["sandbox"].value)
+    return Catalog(shipped("strict" if level == "strict" else "auto"))
 
 
 def _clear(folders: Folders) -> None:

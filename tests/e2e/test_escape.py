@@ -18,11 +18,12 @@ from superfluid_adapter_fake.hostile import REPORT
 from superfluid_adapter_fake.orders import Moment, Orders, write_model
 
 from superfluid.catalog.environment import worker_environment
-from superfluid.catalog.workerd import shipped
+from superfluid.catalog.workerd import Workerd, shipped
 from superfluid.supervisor import confine
 from superfluid.supervisor.host import ModelHost, ModelSpec
 from superfluid.supervisor.states import WorkerState
 from superfluid_compat.errors import SandboxUnreachable
+from superfluid_workerd.link.answers import Facts
 from superfluid_workerd.link.answers import Rights as Declared
 from superfluid_workerd.link.frames import GenerationRequest, Load, Text
 from superfluid_workerd.sandbox.rights import Level, Rights
@@ -235,6 +236,17 @@ def test_serve_says_what_it_reached_or_refuses(tmp_path: Path, old: Path) -> Non
     assert (refused.code, refused.out) == (4, "")
     assert "a strict sandbox was asked for and basic is what this machine gives" in refused.err
     assert "choose a sandbox level that this machine reaches" in refused.err
+
+
+async def test_nothing_reads_a_model_below_the_level_that_was_asked_for(
+    tmp_path: Path, old: Path
+) -> None:
+    model = write_model(tmp_path / "m.fake", Orders(script=SCRIPT))
+    words, command = ["facts", str(model)], (sys.executable, "-P", str(old))
+    best = await Workerd(command).ask("fake", words, Facts, timeout_s=60, model=model)
+    assert best.format == "fake"
+    with pytest.raises(SandboxUnreachable, match="a strict sandbox was asked for"):
+        await Workerd(command, "strict").ask("fake", words, Facts, timeout_s=60, model=model)
 
 
 async def test_a_level_that_cannot_be_had_is_refused_with_the_reason(

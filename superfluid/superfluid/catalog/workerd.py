@@ -24,7 +24,9 @@ from superfluid.supervisor.tail import Tail
 from superfluid_compat.entrypoints import ADAPTERS
 from superfluid_compat.errors import RuntimeBroken
 from superfluid_workerd.link.answers import Refusal
+from superfluid_workerd.link.answers import Rights as Declared
 from superfluid_workerd.link.refusals import error_of
+from superfluid_workerd.sandbox.rights import Level
 
 ANSWER_BYTES: Final = 16 << 20
 _READ_BYTES: Final = 64 << 10
@@ -47,9 +49,13 @@ HERE: Final = Place()
 
 @dataclass(frozen=True, slots=True)
 class Workerd:
-    """The command that becomes a worker; `prefix` is its argv up to the worker's own arguments."""
+    """The command that becomes a worker; `prefix` is its argv up to the worker's own arguments.
+
+    `reading` is the sandbox of those that read a model to answer a question.
+    """
 
     prefix: tuple[str, ...]
+    reading: Level = "auto"
 
     def argv(self, adapter: str, *words: str, place: Place = HERE) -> list[str]:
         """A worker of `adapter` that leaves with this process.
@@ -88,7 +94,7 @@ class Workerd:
         if model is not None:
             lent = [Path(path) for path in lent_packages(adapter).values()]
             own = [place.folder] if place.folder else []
-            rights = confine.of_reader(model, [*own, *lent, *readable])
+            rights = confine.rights(self.reading, Declared(), model, [*own, *lent, *readable])
         with confine.handed(rights) as descriptors:
             child = await self._start(adapter, words, place, descriptors)
         errors = Tail()
@@ -131,13 +137,13 @@ class Workerd:
             ) from error
 
 
-def shipped() -> Workerd:
+def shipped(reading: Level = "auto") -> Workerd:
     """The worker beside this daemon, under the same interpreter.
 
     By the interpreter's own path, so a link to the command in some other folder changes nothing;
     `-P` keeps the current folder from lending it modules.
     """
-    return Workerd((sys.executable, "-P", "-m", "superfluid_workerd"))
+    return Workerd((sys.executable, "-P", "-m", "superfluid_workerd"), reading)
 
 
 def bridged(interpreter: Path, adapter: str) -> tuple[str, ...]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from superfluid.catalog.catalog import Catalog
 from superfluid.catalog.standing import Choice
 from superfluid.cli.runtimes import print_json
 from superfluid.cli.terminal import say
-from superfluid.daemon import Choosing, ServeSettings
+from superfluid.daemon import Choosing, ServeSettings, reading
 from superfluid.models.pull import size_text
 from superfluid.supervisor import confine
 from superfluid_compat.documents import Plan, Setting
@@ -24,7 +23,7 @@ def show_plan(settings: ServeSettings, *, as_json: bool) -> None:
 
 
 async def _plan(settings: ServeSettings) -> Plan:
-    choosing = Choosing(settings, Catalog(), say)
+    choosing = Choosing(settings, reading(settings), say)
     choice = await choosing.choose()
     memory = await choosing.memory(choice)
     standing = choice.standing

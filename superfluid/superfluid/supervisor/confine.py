@@ -53,11 +53,6 @@ def rights(
     )
 
 
-def of_reader(model: Path, readable: Iterable[Path]) -> Rights:
-    """For a worker that answers from a model's header or vocabulary and serves nothing."""
-    return rights("auto", Declared(), model, readable)
-
-
 @contextlib.contextmanager
 def handed(rights: Rights | None) -> Iterator[list[int]]:
     """The descriptor of an open file without a name that holds `rights`, if there are any."""

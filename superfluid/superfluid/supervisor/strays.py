@@ -17,11 +17,14 @@ from superfluid.supervisor import pids
 
 def end(group: str, temporary: str, spare: int = 0) -> bool:
     """Kill all that a worker left but `spare`, by its control group or its folder for temporary
-    files; whether all could be."""
-    if group:
-        return pids.end(group, spare)
-    if temporary:
-        below(temporary, spare)
+    files; whether all could be. Never raises."""
+    try:
+        if group:
+            return pids.end(group, spare)
+        if temporary:
+            below(temporary, spare)
+    except (OSError, psutil.Error):  # out of descriptors, say: nobody can be looked for
+        return False
     return True
 
 
