@@ -291,7 +291,7 @@ def test_a_model_that_does_not_fit(
         (["--host", "192.0.2.1"], ["cannot listen at 192.0.2.1", "--host"]),
         (["--fake-mode", "loud"], ["fake-mode", "'loud'", "give --fake-mode one of plain, odd"]),
         (["--fake-cache-bytes", "-1"], ["fake-cache-bytes", "'-1'", "give --fake-cache-bytes"]),
-        (["--fake-cash-bytes", "1"], ["fake-cash-bytes", "did you mean fake-cache-bytes?"]),
+        (["--fake-cash-bytes", "1"], ["fake-cash-bytes", "did you mean --fake-cache-bytes?"]),
         (["--fake-mode"], ["--fake-mode has no value", "give --fake-mode VALUE"]),
     ],
 )
@@ -311,7 +311,7 @@ def test_an_option_of_the_native_runtime(tmp_path: Path, home: Path, tiny: bytes
     )  # fmt: skip
     refused(
         serve([str(path), "--native-max-layer", "1"], home),
-        USAGE, "unknown option native-max-layer", "did you mean native-max-layers?",
+        USAGE, "unknown option --native-max-layer", "did you mean native-max-layers?",
     )  # fmt: skip
 
 

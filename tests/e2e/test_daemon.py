@@ -195,7 +195,7 @@ def test_a_name_serves_once_and_another_name_beside_it(tmp_path: Path, home: Pat
         (b'SFFAKE1\n{"load_error": "does_not_fit"}', [], 3, "told to refuse"),
         (b'SFFAKE1\n{"load_error": "raise"}', [], 4, "ZeroDivisionError"),
         (b"SFFAKE1\n{}", ["--fake-broken", "yes"], 4, "told to be broken"),
-        (b"SFFAKE1\n{}", ["--fake-mood", "plain"], 2, "did you mean fake-mode"),
+        (b"SFFAKE1\n{}", ["--fake-mood", "plain"], 2, "did you mean --fake-mode"),
         (b"SFFAKE1\n{}", ["--fake-mode", "loud"], 2, "plain, odd"),
         (b"SFFAKE1\n{}", ["--runtime", "fakd"], 2, "did you mean fake"),
         (b"SFFAKE1\n{}", ["--runtime", "native"], 2, "native does not read"),
