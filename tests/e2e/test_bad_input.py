@@ -311,7 +311,7 @@ def test_an_option_of_the_native_runtime(tmp_path: Path, home: Path, tiny: bytes
     )  # fmt: skip
     refused(
         serve([str(path), "--native-max-layer", "1"], home),
-        USAGE, "unknown option --native-max-layer", "did you mean native-max-layers?",
+        USAGE, "unknown option --native-max-layer", "did you mean --native-max-layers?",
     )  # fmt: skip
 
 
