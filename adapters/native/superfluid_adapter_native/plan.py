@@ -113,7 +113,8 @@ def make_plan(
     """The best plan within `budget` bytes; `rss` is what the process holds already.
 
     Everything resident and the whole trained context if that fits; else less context, but not
-    below 4096; then layers stream. Raises `DoesNotFit` with the budget that would do."""
+    below 4096; then layers stream, and with the trained context again if that fits, else with
+    less, but not below 512. Raises `DoesNotFit` with the budget that would do."""
     logits = min(LOGIT_BYTES, budget // _SHARE)
     planner = _Planner(_Sizes(source, config, ask), config, ask, rss, logits)
     frugal = replace(planner, logit_bytes=0)
