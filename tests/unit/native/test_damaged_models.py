@@ -183,3 +183,20 @@ def test_files_that_are_none(tmp_path: Path, kernels: Path) -> None:
     next(path for path in names if path.suffix == ".safetensors").unlink()
     with pytest.raises(ModelNotFound), opened(folder, kernels):
         pass
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json",
+             "chat_template.jinja", "model.safetensors.index.json"],
+)  # fmt: skip
+def test_no_file_of_a_folder_is_waited_for(name: str, tmp_path: Path, kernels: Path) -> None:
+    folder, _ = safetensors(tmp_path)
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(ModelError, match=name), opened(folder, kernels):
+        pass
+    (folder / name).unlink()
+    (folder / name).symlink_to(name)
+    with pytest.raises(ModelError, match=name), opened(folder, kernels):
+        pass

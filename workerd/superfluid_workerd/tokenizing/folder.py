@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -117,7 +118,11 @@ class FolderTokenizer(Tokenizer):
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file, None where there is no file. Raises `ModelDamaged`."""
     try:
-        if path.stat().st_size > _BYTES_MAX:
+        there = path.stat()
+        if not stat.S_ISREG(there.st_mode):
+            # A FIFO without a writer would be waited for without end.
+            raise ModelDamaged(f"{path} is no regular file")
+        if there.st_size > _BYTES_MAX:
             raise ModelDamaged(f"{path} is larger than {_BYTES_MAX >> 20} MiB")
         found = json.loads(path.read_bytes())
     except FileNotFoundError:
