@@ -57,6 +57,10 @@ def source(metadata: dict[str, Any]) -> ModelSource:
 KEY = "tokenizer.ggml."
 
 
+SIGNALLING = b"\x00\x00\xa0\x7f"
+"""A NaN in F32 that the processor reports where a quiet one passes."""
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -70,6 +74,7 @@ KEY = "tokenizer.ggml."
         ({"scores": 1.0}, "wanted a list"),
         ({"scores": ["x"] * 999}, "does not hold numbers"),
         ({"scores": [float("nan")] * 999}, "score of token 0 is not a number"),
+        ({"scores": memoryview(SIGNALLING * 999).cast("f")}, "score of token 0 is not a number"),
         ({"scores": [[0.0]] * 999}, "does not hold numbers only"),
         ({"token_type": [1, 2]}, "token_type has 2 entries"),
         ({"token_type": [6] * 999}, "token 0 is a byte, but its piece is"),

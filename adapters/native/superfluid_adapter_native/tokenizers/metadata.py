@@ -63,7 +63,9 @@ def numbers(metadata: Mapping[str, Any], name: str, count: int) -> NDArray[np.fl
         raise ModelDamaged(f"{PREFIX}{name} does not hold numbers: {error}") from error
     if found.ndim != 1 or (found.dtype.kind not in "iuf" and count):
         raise ModelDamaged(f"{PREFIX}{name} does not hold numbers only")
-    return found.astype(np.float64)
+    # A signalling NaN is a value like others, for the caller to judge.
+    with np.errstate(invalid="ignore"):
+        return found.astype(np.float64)
 
 
 def _array(metadata: Mapping[str, Any], name: str) -> Sequence[Any]:
