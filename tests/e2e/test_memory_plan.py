@@ -16,6 +16,7 @@ import pytest
 
 from bench import cgroups
 from superfluid_adapter_native.kernels.warm import warm
+from superfluid_adapter_native.plan import LOGIT_BYTES
 from superfluid_adapter_native.quants.types import BY_NAME
 from support.server import serving
 from support.tiny_models import TinyModel, write_model
@@ -33,7 +34,7 @@ PROGRAM: Final = """
 import json, os, sys
 from pathlib import Path
 
-model, shared, group, budget, cap, context = sys.argv[1:]
+model, shared, group, budget, cap, context, rows = sys.argv[1:]
 if group:
     Path(group, "cgroup.procs").write_text(str(os.getpid()))
 from superfluid_adapter_native import loading
@@ -61,6 +62,9 @@ for first in range(0, 4, together):
     runtime.step([Feed(seat, prompt, 0) for seat in seats[first : first + together]], lambda: None)
 for turn in range(3):
     runtime.step([Feed(seat, [11], len(prompt) + turn) for seat in seats], lambda: None)
+runtime.seq_truncate(seats[0], 0)
+if int(rows):
+    runtime.step([Feed(seats[0], prompt[:int(rows)], 0, "all")], lambda: None)
 print(json.dumps({
     "peak": peak(), "plan": loaded.plan, "kept": loaded.record.got["layers-resident"],
     "held": runtime.memory().weights,
@@ -88,15 +92,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Serve four sequences in a process of its own; what it said."""
+    """Serve four sequences in a process of its own, at the end one with `rows` rows of logits;
+    what it said."""
     shared = tmp_path_factory.mktemp("kernels")
     warm([BY_NAME["Q8_0"], BY_NAME["F32"]], exact=False, caches=("f32",), folder=shared)
 
     def run(
         *, cap: int | None = None, budget: int | None = None, group: Path | None = None,
-        context: int = 200,
+        context: int = 200, rows: int = 0,
     ) -> dict[str, Any]:  # fmt: skip
-        words = [model, shared, group or "", budget or "", cap if cap is not None else "", context]
+        named = [group or "", budget or "", cap if cap is not None else ""]
+        words = [model, shared, *named, context, rows]
         done = subprocess.run(
             [sys.executable, "-c", PEAK + PROGRAM, *map(str, words)],
             capture_output=True,
@@ -119,6 +125,14 @@ def test_a_model_of_nine_times_the_cap_peaks_under_its_plan(run: Run, model: Pat
     assert everything["kept"] == SPEC.layers
     assert everything["peak"] <= sum(everything["plan"].values())
     assert found["peak"] < everything["peak"] - model.stat().st_size // 2
+
+
+def test_a_plan_is_not_much_more_than_the_most_that_can_be_asked_of_it(run: Run) -> None:
+    """Every lane's context full, the longest pass, as many logits as a step may have."""
+    rows = LOGIT_BYTES // (4 * SPEC.vocabulary_size)
+    for cap in (None, 0):
+        found = run(cap=cap, context=1024, rows=rows)
+        assert 0.7 * sum(found["plan"].values()) < found["peak"] <= sum(found["plan"].values())
 
 
 def test_it_serves_in_a_control_group_just_above_its_plan(

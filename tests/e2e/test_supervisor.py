@@ -129,6 +129,58 @@ async def test_a_runtime_that_lost_its_state_is_replaced(house: Open, tmp_path: 
     assert served.dossiers() == 1
 
 
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        ("got={'sandbox': 'strict'}", "description of the model does not read"),
+        ("got={'sandbox': {'level': ['strict']}}", "description of the model does not read"),
+        ("got={'sandbox': {'level': 'none', 'missing': 5}}", "description of the model does not"),
+        ("got={'x': msgspec.msgpack.Ext(1, b'x')}", "description of the model does not read"),
+        ("got={'x': float('nan')}", "description of the model does not read"),
+    ],
+)
+async def test_a_record_that_is_none_costs_its_worker_and_nothing_else(
+    house: Open, lie: str, words: str
+) -> None:
+    """Every try ends in a dossier, and the server in giving up; nothing waits for ever."""
+    served = house(
+        script=f"""
+        import msgspec
+        greet()
+        send(Ready(description=Description(facts=Facts(format="f", architecture="a"),
+            adapter="fake", context=9, lanes=1, vocabulary=9, template="none",
+            record=LoadRecord(asked={{}}, {lie}))))
+        for _ in messages: pass
+        """
+    )
+    with pytest.raises(WorkerGaveUp, match=words):
+        await served.supervisor.served()
+    assert served.dossiers() == QUICK.failures
+    assert served.host.report().state == "gave-up"
+
+
+@pytest.mark.parametrize(
+    ("turn", "words"),
+    [
+        ("Delta(stream=asked.stream, tokens=[1] * 9, text='x')", "committed 9 tokens"),
+        ("Delta(stream=asked.stream, tokens=[1], text='x' * 9999)", "9999 characters"),
+    ],
+)
+async def test_more_than_was_asked_for_costs_its_worker(house: Open, turn: str, words: str) -> None:
+    served = house(
+        script=f"""
+        ready()
+        for asked in messages:
+            if isinstance(asked, Generate):
+                send(Prompted(stream=asked.stream, tokens=[1], cached=0))
+                send(Turn(deltas=[{turn}], stats=TurnStats()))
+        """
+    )
+    with pytest.raises((WorkerDied, WorkerGaveUp)):
+        await served.text(tokens=4)
+    assert words in served.dossier().reason
+
+
 async def test_a_loop_that_hangs_is_ended_though_its_threads_answer(
     house: Open, tmp_path: Path
 ) -> None:

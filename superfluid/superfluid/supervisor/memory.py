@@ -8,9 +8,9 @@ from typing import Final
 
 import psutil
 
+from superfluid.supervisor import cgroups
+
 _VMSTAT: Final = Path("/proc/vmstat")
-_CGROUPS: Final = Path("/sys/fs/cgroup")
-_OWN: Final = Path("/proc/self/cgroup")
 
 
 def kills() -> dict[str, int]:
@@ -22,21 +22,18 @@ def kills() -> dict[str, int]:
 
 
 def _counters() -> list[Path]:
-    try:
-        lines = _OWN.read_text().splitlines()
-    except OSError:
-        return []
     found = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            places = [(mount, "memory.events") for mount in (_CGROUPS, _CGROUPS / "unified")]
-        elif "memory" in controllers.split(","):
-            places = [(_CGROUPS / "memory", "memory.oom_control")]
+    for controllers, path in cgroups.own():
+        if not controllers:
+            places = [
+                (mount, "memory.events") for mount in (cgroups.ROOT, cgroups.ROOT / "unified")
+            ]
+        elif "memory" in controllers:
+            places = [(cgroups.ROOT / "memory", "memory.oom_control")]
         else:
             continue
         for mount, name in places:
-            own = mount / path.lstrip("/") / name
+            own = mount / path / name
             # A container may see its own group as the mount and the host's path all the same.
             found.append(own if own.exists() else mount / name)
     return found

@@ -16,8 +16,8 @@ from typing import Final
 
 import psutil
 
-_CGROUPS: Final = Path("/sys/fs/cgroup")
-_OWN: Final = Path("/proc/self/cgroup")
+from superfluid.supervisor import cgroups
+
 _PREFIX: Final = "superfluid-"
 _ROUNDS: Final = 100
 _numbers = itertools.count()
@@ -78,15 +78,11 @@ def remove(folder: str) -> None:
 
 
 def _retry() -> None:
-    for folder in tuple(_pending):
-        try:
-            Path(folder).rmdir()
-        except FileNotFoundError:
-            _pending.discard(folder)
-        except OSError:
-            continue
-        else:
-            _pending.discard(folder)
+    for folder in map(Path, tuple(_pending)):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        if not folder.exists():
+            _pending.discard(str(folder))
 
 
 def _namespace() -> int:
@@ -97,17 +93,12 @@ def _namespace() -> int:
 
 def _parents() -> list[Path]:
     """This process's own groups that may bound tasks, in either version's hierarchy."""
-    try:
-        lines = _OWN.read_text().splitlines()
-    except OSError:
-        return []
     found = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if "pids" in controllers.split(","):
-            found.append(_CGROUPS / "pids" / path.lstrip("/"))
-        elif controllers == "" and (_CGROUPS / "cgroup.controllers").exists():
-            found.append(_CGROUPS / path.lstrip("/"))
+    for controllers, path in cgroups.own():
+        if "pids" in controllers:
+            found.append(cgroups.ROOT / "pids" / path)
+        elif not controllers and (cgroups.ROOT / "cgroup.controllers").exists():
+            found.append(cgroups.ROOT / path)
     return found
 
 

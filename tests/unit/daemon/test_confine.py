@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from superfluid.catalog.workerd import Place, Workerd
-from superfluid.supervisor import confine, memory
+from superfluid.supervisor import cgroups, confine, memory
 from superfluid_workerd.link.answers import Rights as Declared
 
 
@@ -110,8 +110,9 @@ def test_kills_are_read_where_this_cgroup_counts_them(
     (tmp_path / place).write_text("low 0\noom 5\noom_kill 2\n")
     (tmp_path / "own").write_text(own)
     (tmp_path / "vmstat").write_text("nr_free_pages 1\noom_kill 7\n")
-    for name, path in (("_CGROUPS", "."), ("_OWN", "own"), ("_VMSTAT", "vmstat")):
-        monkeypatch.setattr(memory, name, tmp_path / path)
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    monkeypatch.setattr(cgroups, "_OWN", tmp_path / "own")
+    monkeypatch.setattr(memory, "_VMSTAT", tmp_path / "vmstat")
     assert memory.kills() == {f"cgroup {(tmp_path / place).parent}": 2, "kernel": 7}
 
 
