@@ -89,7 +89,8 @@ def exit_codes_page() -> str:
         "Exit codes and errors",
         "Every refusal and failure is one line on standard error, `superfluid: ` and then what "
         "was found, what was wanted and what to do. A command stopped by Ctrl-C ends "
-        "with 130, `serve` with 0 at every stage.",
+        "with 130, `serve` with 0 from the moment it hears signals, which takes it about half "
+        "a second; before that it ends with 130.",
         _table(("exit code", "meaning"), codes),
         "## Errors",
         "The code stands in HTTP error bodies and dossiers. `what to do` is what the error says "
