@@ -24,6 +24,7 @@
     │   └── LinkClosed   BadFrame   FrameTooLarge
     └── StepError                       1: what a runtime primitive may raise
         └── Unsupported   UnknownSequence   OutOfBoundary   Capacity   Fault   Fatal
+            └── NotFinite, a Fault
 
 A message says what was found and what was wanted, on one line; `fix` says what to do. `code` is
 stable and machine-readable; it crosses the link and stands in HTTP error bodies and dossiers.
@@ -431,6 +432,16 @@ class Fault(StepError):
     """This step failed; the lanes seated in it stop, serving goes on."""
 
     code = "fault"
+
+
+class NotFinite(Fault):
+    """The model's numbers are none: overflow, or damage that its file's checks let pass."""
+
+    code = "not_finite"
+    default_fix = (
+        "use another file or quantisation of the model; the same request to this one ends the "
+        "same way"
+    )
 
 
 class Fatal(StepError):

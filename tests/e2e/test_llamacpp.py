@@ -320,13 +320,18 @@ def test_an_option_that_is_wrong_is_exit_2_and_one_line(
     one_line(ended, ExitCode.USAGE, words)
 
 
-def not_numbers(path: Path) -> None:
+def filled(path: Path, name: str, value: float) -> None:
+    """A model one of whose tensors holds the same value everywhere."""
     spec = TinyModel()
     tensors = model_tensors(spec)
-    broken = next(it for it in tensors if it.name == "blk.1.ffn_up.weight")
-    wrong = tensor(broken.name, np.full(broken.shape, np.nan, np.float32))
+    broken = next(it for it in tensors if it.name == name)
+    wrong = tensor(broken.name, np.full(broken.shape, value, np.float32))
     tensors[tensors.index(broken)] = wrong
     write_gguf(path, model_metadata(spec), tensors)
+
+
+def not_numbers(path: Path) -> None:
+    filled(path, "blk.1.ffn_up.weight", np.nan)
 
 
 def truncated(path: Path) -> None:
@@ -351,6 +356,23 @@ def test_a_model_that_does_not_load_is_exit_3_and_one_line(
     make(path)
     ended = run(["serve", str(path), "--port", "0", "--runtime", "llamacpp"], home)
     one_line(ended, ExitCode.MODEL, words)
+
+
+def test_a_model_that_overflows_is_told_of_and_its_worker_serves_on(
+    home: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.gguf"
+    filled(path, "output_norm.weight", 3e38)
+    with serving([str(path), "--runtime", "llamacpp", "--threads", "1"], home) as server:
+        worker = worker_of(server)
+        for _ in range(2):
+            answer = completed(server)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (500, "not_finite")
+            assert "the same request to this one ends the same way" in error["message"]
+        streamed = completed(server, stream=True)
+        assert '"not_finite"' in streamed.text
+        assert worker_of(server) == worker
 
 
 def test_a_model_cut_short_under_a_server_is_named_when_its_worker_is_replaced(

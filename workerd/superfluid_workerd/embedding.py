@@ -22,6 +22,7 @@ from superfluid_compat.errors import (
     Capacity,
     Fatal,
     Fault,
+    NotFinite,
     Overloaded,
     StepError,
     SuperfluidError,
@@ -264,14 +265,17 @@ class Embeddings:
 
 
 def checked_vectors(answer: Any, rows: int, width: int) -> Logits:
-    """`answer` itself, if it is what `Runtime.embed` promises. Raises `Fault`."""
+    """`answer` itself, if it is what `Runtime.embed` promises. Raises `Fault`, `NotFinite`."""
     if not isinstance(answer, np.ndarray) or answer.dtype != np.float32:
         found = answer.dtype if isinstance(answer, np.ndarray) else type(answer).__name__
         raise Fault(f"the embedding is of {found}, wanted an array of float32")
     if answer.shape != (rows, width):
         raise Fault(f"the embedding has shape {answer.shape}, wanted ({rows}, {width})")
     if not np.isfinite(answer).all():
-        raise Fault("the embedding holds values that are no numbers")
+        raise NotFinite(
+            "the model's embedding holds values that are no numbers: its weights are damaged or "
+            "its numbers overflow"
+        )
     return answer
 
 

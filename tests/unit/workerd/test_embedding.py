@@ -241,12 +241,12 @@ def test_a_failed_call_is_tried_again_for_each_request_alone() -> None:
     assert loop.failures() == {2: "fault"}
 
 
-WRONG: dict[str, Callable[[Logits], Any]] = {
-    "no array": lambda found: found.tolist(),
-    "doubles": lambda found: found.astype(np.float64),
-    "a vector too few": lambda found: found[:-1],
-    "another width": lambda found: found[:, :-1],
-    "no numbers": lambda found: found * np.float32(np.nan),
+WRONG: dict[str, tuple[Callable[[Logits], Any], str]] = {
+    "no array": (lambda found: found.tolist(), "fault"),
+    "doubles": (lambda found: found.astype(np.float64), "fault"),
+    "a vector too few": (lambda found: found[:-1], "fault"),
+    "another width": (lambda found: found[:, :-1], "fault"),
+    "no numbers": (lambda found: found * np.float32(np.nan), "not_finite"),
 }
 
 
@@ -254,13 +254,15 @@ WRONG: dict[str, Callable[[Logits], Any]] = {
 def test_an_answer_that_breaks_the_contract_is_a_fault(kind: str) -> None:
     class Wrong(FakeRuntime):
         def embed(self, tokens: Sequence[Sequence[int]], tick: Tick) -> Logits:
-            found: Logits = WRONG[kind](super().embed(tokens, tick))
+            found: Logits = break_(super().embed(tokens, tick))
             return found
+
+    break_, code = WRONG[kind]
 
     loop = Loop(made=Wrong)
     loop.embed(1, row(1, 3), row(2, 3))
     loop.run()
-    assert loop.failures() == {1: "fault"}
+    assert loop.failures() == {1: code}
 
 
 def test_an_exception_of_no_tree_is_a_fault_and_a_fatal_one_ends_the_loop() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from superfluid_compat.errors import Fault, InvalidField
+from superfluid_compat.errors import Fault, InvalidField, NotFinite
 from superfluid_workerd.link.frames import Sampling
 from superfluid_workerd.sampling import Drawn, Sampler, uniform
 
@@ -286,19 +286,20 @@ def test_logprobs_without_alternatives_and_none_at_all() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("choice", [{"temperature": 0.0}, {}, {"top_k": 3}, {"logprobs": 2}])
-def test_a_row_with_a_value_that_is_no_number_is_a_fault(
+def test_a_row_with_a_value_that_is_no_number_is_the_models(
     bad: float, choice: dict[str, Any]
 ) -> None:
     row = np.zeros(5000, dtype=np.float32)
     row[4321] = bad
-    with pytest.raises(Fault, match="wanted a finite one"):
+    with pytest.raises(NotFinite, match="wanted a finite one") as raised:
         Sampler(Sampling(**choice), 5000).draw(row, 0, [])
+    assert "again" not in raised.value.fix
 
 
 def test_a_row_that_leaves_nothing_is_a_fault() -> None:
-    with pytest.raises(Fault):
+    with pytest.raises(NotFinite):
         Sampler(Sampling(), 3).draw(np.full(3, -np.inf, dtype=np.float32), 0, [])
-    with pytest.raises(Fault):
+    with pytest.raises(Fault, match="bans and penalties leave -inf"):
         Sampler(Sampling(), 3, banned=range(3)).draw(np.zeros(3, dtype=np.float32), 0, [])
     with pytest.raises(Fault, match=r"shape \(4,\)"):
         Sampler(Sampling(), 3).draw(np.zeros(4, dtype=np.float32), 0, [])

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from superfluid_compat.errors import Fault, InvalidField
+from superfluid_compat.errors import Fault, InvalidField, NotFinite
 from superfluid_workerd.link.frames import Sampling
 from superfluid_workerd.sampling import filters
 from superfluid_workerd.sampling.draws import uniform
@@ -72,17 +72,22 @@ class Sampler:
 
         `logits` has shape (vocabulary,) and is left as it is. `history` is the prompt and the
         answer so far; penalties count its last `penalty_window` tokens. Equal arguments draw
-        equal tokens. Raises `Fault` for a row of another shape, one with NaN or +inf in it, and
-        one that leaves nothing to draw.
+        equal tokens. Raises `NotFinite` for a row with NaN or +inf in it, `Fault` for one of
+        another shape and one that leaves nothing to draw.
         """
         if logits.shape != (self._vocabulary,):
             raise Fault(f"logits of shape {logits.shape}, wanted ({self._vocabulary},)")
-        best = _best(logits)
+        best = int(np.argmax(logits))
+        if not math.isfinite(logits[best]):
+            raise NotFinite(
+                f"the model's largest logit is {logits[best]}, wanted a finite one: its weights "
+                "are damaged or its numbers overflow"
+            )
         if self._greedy and self._stays(best):
             return self._scored(logits, best)
         row = self._adjusted(logits, history)
         if row is not logits:
-            best = _best(row)
+            best = _left(row)
         if not self._greedy:
             best = self._choose(row, uniform(self._sampling.seed, position))
         return self._scored(logits, best)
@@ -155,10 +160,13 @@ def _narrowed(row: NDArray[np.float32], chain: Sequence[_Filter]) -> Indices:
     return ids
 
 
-def _best(row: NDArray[np.float32]) -> int:
+def _left(row: NDArray[np.float32]) -> int:
     token = int(np.argmax(row))
     if not math.isfinite(row[token]):
-        raise Fault(f"the largest logit of a row is {row[token]}, wanted a finite one")
+        raise Fault(
+            f"bias, bans and penalties leave {row[token]} as the largest logit",
+            fix="ask for less in logit_bias and the penalties",
+        )
     return token
 
 
