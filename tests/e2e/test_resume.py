@@ -15,7 +15,7 @@ from superfluid.supervisor.states import WorkerState
 from superfluid_compat.errors import WorkerDied
 from superfluid_workerd.link.frames import GenerationRequest, Sampling, Text
 from support.house import SCRIPT, Open, continued, reaches
-from support.kills import PATIENT, STREAMS, Killer, listen, undisturbed
+from support.kills import PATIENT, SOAK, STREAMS, Killer, listen, undisturbed
 
 POISON = "\x01"
 SPARING = Orders(context=4096, poison=POISON, step_s=0.001)
@@ -31,9 +31,7 @@ def request(number: int, tokens: int) -> GenerationRequest:
     )
 
 
-@pytest.mark.parametrize(
-    ("kills", "seed"), [(12, 8), pytest.param(1000, 9, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize(("kills", "seed"), [(12, 8), *SOAK])
 async def test_random_kills_under_load_change_nothing(
     house: Open, tmp_path: Path, kills: int, seed: int
 ) -> None:
@@ -43,6 +41,7 @@ async def test_random_kills_under_load_change_nothing(
     await killer.run(kills)
     for answers, alone in zip(killer.answers, wanted, strict=True):
         assert all(heard == alone for heard in answers)
+    print(f"{kills} kills, {sum(map(len, killer.answers))} answers")
 
 
 async def test_the_prompt_that_kills_the_engine_fails_alone(house: Open, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from superfluid.supervisor.host import ModelSpec
 from support.house import Open
-from support.kills import PATIENT, Killer, requests, spec_of, turns_of, undisturbed
+from support.kills import PATIENT, SOAK, Killer, requests, spec_of, turns_of, undisturbed
 from support.llama_libraries import INSTALLED, library
 from support.mlx_environments import GENERATIONS, HOME, answer, interpreter
 from support.tiny_models import TinyModel, write_model
@@ -70,10 +70,7 @@ ENGINES: Final[Mapping[str, Callable[[], Engine]]] = {
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    ("kills", "seed"),
-    [(6, 8), pytest.param(1000, 9, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])],
-)
+@pytest.mark.parametrize(("kills", "seed"), [(6, 8), *SOAK])
 async def test_random_kills_leave_every_stream_whole(
     engine: str, kills: int, seed: int, house: Open, tmp_path: Path
 ) -> None:
@@ -89,5 +86,6 @@ async def test_random_kills_leave_every_stream_whole(
         for heard in answers:
             turns += await turns_of(served, request, heard, same)
             drawn += len(heard.tokens)
-    print(f"{turns} of {drawn} draws fell the other way, {sum(map(len, killer.answers))} answers")
+    answers_given = sum(map(len, killer.answers))
+    print(f"{kills} kills, {answers_given} answers, {turns} of {drawn} draws fell the other way")
     assert turns <= (MOST_TURNS * drawn if chosen.turns else 0)

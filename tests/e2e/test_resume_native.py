@@ -12,6 +12,7 @@ import httpx
 import psutil
 import pytest
 
+from support.kills import SOAK
 from support.server import Server, serving
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
@@ -46,13 +47,7 @@ async def answer(http: httpx.AsyncClient, number: int, gained: list[int]) -> str
     return text
 
 
-@pytest.mark.parametrize(
-    ("kills", "seed"),
-    [
-        (3, 8),
-        pytest.param(1000, 9, marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
-    ],
-)
+@pytest.mark.parametrize(("kills", "seed"), [(3, 8), *SOAK])
 async def test_kills_under_load_change_no_answer(
     kills: int, seed: int, default_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -106,7 +106,7 @@ def ready():
 async def houses(folder: Path) -> AsyncIterator[Open]:
     """Opens a house; afterwards nothing of it is left: no process, no scratch, no entry."""
     opened: list[House] = []
-    before = _descriptors()
+    before, children = _descriptors(), _children()
 
     def make(
         orders: Orders | None = None,
@@ -137,6 +137,7 @@ async def houses(folder: Path) -> AsyncIterator[Open]:
         assert list(each.folders.ledger.iterdir()) == []
         assert not each.folders.scratch.exists() or not list(each.folders.scratch.iterdir())
     assert _descriptors() == before
+    assert _children() <= children
 
 
 async def reaches(served: House, *wanted: WorkerState) -> None:
@@ -147,6 +148,10 @@ async def reaches(served: House, *wanted: WorkerState) -> None:
 
 def _descriptors() -> Sequence[str]:
     return sorted(path.name for path in Path("/dev/fd").iterdir())
+
+
+def _children() -> set[int]:
+    return {each.pid for each in psutil.Process().children(recursive=True)}
 
 
 def runs(pid: int) -> bool:

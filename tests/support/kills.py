@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from superfluid.catalog.catalog import Catalog
 from superfluid.catalog.standing import Wanted
 from superfluid.config import SERVE, settle
@@ -33,6 +35,12 @@ from support.house import House, reaches
 STREAMS: Final = 8
 KILLS: Final = (signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGABRT)
 PATIENT: Final = Limits(backoff_s=0.01, backoff_most_s=0.05, failures=20)
+SOAK: Final = tuple(
+    pytest.param(125, seed, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])
+    for seed in range(9, 17)
+)
+"""A thousand kills, in pieces of so many that one can be repeated by its seed."""
+
 _AT_LOAD: Final = 8
 """One kill in so many comes while the model loads."""
 
