@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from superfluid.config import SERVE
+
 ROOT = Path(__file__).resolve().parents[1]
 TEST_HOME = ROOT / ".cache" / "test-home"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def port_taken() -> Iterator[None]:
+    """The default port, taken: two tests that leave it to `serve` would meet now and then, so one
+    that does fails always."""
+    with socket.socket() as listener:
+        # Another run of these tests, or a server of whoever works here, does as well.
+        with contextlib.suppress(OSError):
+            default = next(option.default for option in SERVE if option.name == "port")
+            listener.bind(("127.0.0.1", default))
+            listener.listen()
+        yield
 
 
 @pytest.fixture(scope="session")

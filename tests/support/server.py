@@ -57,9 +57,10 @@ class Server:
 
 
 def environment(home: Path, **extra: str) -> dict[str, str]:
-    """This process's environment with its own superfluid home, and nothing else of superfluid's."""
+    """This process's environment with its own superfluid home, any free port, and nothing else of
+    superfluid's."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("SUPERFLUID_")}
-    return {**kept, "SUPERFLUID_HOME": str(home), **extra}
+    return {**kept, "SUPERFLUID_HOME": str(home), "SUPERFLUID_PORT": "0", **extra}
 
 
 def run(arguments: Sequence[str], home: Path, timeout_s: float = 120.0, **extra: str) -> Ended:

@@ -18,6 +18,7 @@ from superfluid.cli.settled import adapter_flags, adapter_ids, settled
 from superfluid.config import DAEMON, SERVE, adapter_variables, server_name, settle
 from superfluid_compat.errors import BadConfig, BadOptionValue, UnknownOption, UsageError
 from superfluid_workerd.options import COMMON
+from support.server import environment
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -101,7 +102,7 @@ def test_a_real_process_ends_with_the_code_and_no_traceback(tmp_path: Path) -> N
     (tmp_path / "notes.txt").touch()
     done = subprocess.run(
         [sys.executable, "-m", "superfluid", "serve", str(tmp_path)],
-        env={**os.environ, "SUPERFLUID_HOME": str(tmp_path / "home")},
+        env=environment(tmp_path / "home"),
         capture_output=True,
         text=True,
         check=False,
