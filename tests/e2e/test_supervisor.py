@@ -506,6 +506,27 @@ async def test_a_drain_is_bounded(house: Open, tmp_path: Path) -> None:
     assert ends in ([], ["cancelled"])
 
 
+@pytest.mark.parametrize("busy", [True, False])
+async def test_a_drain_beside_a_stopped_worker_ends_at_its_bound(
+    house: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    """No grace is added to it, however long each would be."""
+    monkeypatch.setattr(process_module, "TERM_GRACE_S", 3600.0)
+    limits = Limits(shutdown_s=3600.0)
+    served = house(Orders(script=SCRIPT, gate=str(tmp_path / "gate")), limits=limits)
+    await served.supervisor.served()
+    if busy:
+        request = GenerationRequest(prompt=Text(text="ab"), sampling=GREEDY)
+        stream = await served.supervisor.generate("m", request)
+    os.kill(served.note(), signal.SIGSTOP)
+    served.supervisor.drain(0.1)
+    assert await served.supervisor.over() is None
+    assert served.dossiers() == 0
+    if busy:
+        with pytest.raises(Draining):
+            [delta async for delta in stream]
+
+
 async def test_the_daemon_knows_no_engine() -> None:
     """In a process of its own: what serving imports."""
     code = (

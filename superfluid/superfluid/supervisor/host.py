@@ -399,6 +399,9 @@ class ModelHost:
             case life.End():
                 if self._worker is not None:
                     self._worker.process.end()
+            case life.Kill():
+                if self._worker is not None:
+                    self._worker.process.kill()
             case life.Bury():
                 self._bury(action)
             case life.GiveUp(reason, refused):

@@ -17,6 +17,7 @@ from superfluid.supervisor.states import (
     LADDER,
     LIVE,
     LOADING,
+    WITH_PROCESS,
     WorkerState,
     follow,
 )
@@ -101,7 +102,8 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """No new streams; those that run have `bound_s`, and another worker if theirs dies."""
+    """No new streams; those that run have `bound_s`, and another worker if theirs dies. No process
+    outlives the bound."""
 
     bound_s: float
 
@@ -154,6 +156,11 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
+class Kill:
+    """End the process group without any grace; `Exited` must follow."""
+
+
+@dataclass(frozen=True, slots=True)
 class Bury:
     """The process is gone without having been asked to: write the dossier. `then` says what comes
     next."""
@@ -171,7 +178,7 @@ class GiveUp:
     refused: bool
 
 
-Action: TypeAlias = Spawn | SendLoad | SendPing | SendShutdown | End | Bury | GiveUp
+Action: TypeAlias = Spawn | SendLoad | SendPing | SendShutdown | End | Kill | Bury | GiveUp
 
 
 class Life:
@@ -387,12 +394,11 @@ class Life:
         if self._asked or self._ending:
             return []
         self._asked = True
-        self._leave_by = None
         self._due = now + self._limits.shutdown_s
         return [SendShutdown()]
 
     def _halt(self) -> list[Action]:
-        self.leaving, self._leave_by = True, None
+        self.leaving = True
         if self.state is S.FAILED:
             self._unwanted = True
             return []
@@ -404,11 +410,17 @@ class Life:
             self._to(S.GONE)  # backoff → gone, gave-up → gone
         return []
 
+    def _overdue(self) -> list[Action]:
+        """The bound of a drain has come: no time is left to end in."""
+        self._leave_by = None
+        kill = [Kill()] if self.state in WITH_PROCESS else []
+        return [*self._halt(), *kill]
+
     def _elapsed(self, room: bool, now: float) -> list[Action]:
         if self.deadline is None or now < self.deadline:
             return []
         if self._leave_by is not None and now >= self._leave_by:
-            return self._shutdown(now) if self.state is S.DRAINING else self._halt()
+            return self._overdue()
         if self.state is S.BACKOFF:
             if room or now >= self._room_until:
                 return self._spawn(now)

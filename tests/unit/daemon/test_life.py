@@ -23,6 +23,7 @@ from superfluid.supervisor.life import (
     Greeted,
     Halt,
     Idle,
+    Kill,
     Life,
     Limits,
     Moved,
@@ -254,15 +255,26 @@ def test_a_drain_lets_streams_end_then_shuts_down() -> None:
     assert life.state is S.GONE
 
 
-def test_a_drain_is_bounded_twice() -> None:
+def test_no_process_outlives_the_bound_of_a_drain() -> None:
     life = at(S.SERVING)
     fed(life, [Drain(5.0)])
     assert life.handle(Elapsed(), 2.0) == [SendPing()]
     assert life.handle(Moved(served=True), 4.0) == []
-    assert life.handle(Elapsed(), 5.0) == [SendShutdown()]
+    assert life.handle(Elapsed(), 5.0) == [End(), Kill()]
     assert life.handle(Moved(served=True), 5.0) == []
-    assert life.handle(Elapsed(), 8.0) == [End()]
-    assert life.handle(Exited("killed"), 8.1) == []
+    assert life.handle(Exited("killed"), 5.1) == []
+    assert life.state is S.GONE
+
+
+def test_a_worker_that_does_not_shut_down_is_ended_and_killed_at_the_bound() -> None:
+    life = at(S.SERVING)
+    fed(life, [Drain(5.0)])
+    assert life.handle(Idle(), 1.0) == [SendShutdown()]
+    assert life.handle(Elapsed(), 4.0) == [End()]
+    assert life.deadline == 5.0
+    assert life.handle(Elapsed(), 5.0) == [Kill()]
+    assert life.deadline is None
+    assert life.handle(Exited("killed"), 5.1) == []
     assert life.state is S.GONE
 
 
@@ -275,8 +287,8 @@ def test_a_death_while_draining_is_a_pause_and_the_bound_stays() -> None:
     assert life.handle(Drain(90.0), 5.0) == []
     for now in range(6, 30):
         assert life.handle(Moved(served=True), now) == []
-    assert life.handle(Elapsed(), 30.0) == [SendShutdown()]
-    assert life.handle(Exited("exited with code 0"), 31.0) == []
+    assert life.handle(Elapsed(), 30.0) == [End(), Kill()]
+    assert life.handle(Exited("killed by SIGKILL"), 30.1) == []
     assert life.state is S.GONE
 
 
@@ -305,7 +317,8 @@ def test_a_drain_ends_a_worker_on_its_way_when_nobody_waits_or_its_bound_comes(
     assert fed(life, [Drain(0.5)]) == []
     assert life.state is state
     ended = life.handle(event, 0.5)
-    assert ended == ([End()] if state in LADDER else [])
+    kill = [Kill()] if isinstance(event, Elapsed) and state is not S.BACKOFF else []
+    assert ended == [*([End()] if state in LADDER else []), *kill]
     if state is not S.BACKOFF:
         fed(life, [Exited("killed")], 0.6)
     assert (life.state, life.deadline) == (S.GONE, None)
@@ -361,6 +374,7 @@ class AnyLife(RuleBasedStateMachine):
         self.now = 0.0
         self.processes = 0
         self.ended = False
+        self.killed = False
         self.leave_by = float("inf")
 
     def give(self, event: Event) -> None:
@@ -374,11 +388,15 @@ class AnyLife(RuleBasedStateMachine):
             if isinstance(action, Spawn):
                 assert self.now < self.leave_by
                 self.processes += 1
-                self.ended = False
+                self.ended = self.killed = False
             elif isinstance(action, End):
                 assert self.processes == 1
                 assert not self.ended, "a process is ended once"
                 self.ended = True
+            elif isinstance(action, Kill):
+                assert self.processes == 1
+                assert self.now >= self.leave_by
+                self.killed = True
             elif isinstance(action, (Bury, GiveUp)):
                 assert self.processes == 0
             else:
@@ -396,7 +414,7 @@ class AnyLife(RuleBasedStateMachine):
     @rule(final=st.booleans())
     @precondition(lambda self: self.processes == 1)
     def dies(self, final: bool) -> None:
-        self.processes, self.ended = 0, False
+        self.processes, self.ended, self.killed = 0, False, False
         self.give(Exited("died", final=final))
 
     @rule(seconds=st.floats(0, 100))
@@ -428,6 +446,12 @@ class AnyLife(RuleBasedStateMachine):
             assert self.life.leaving or not self.ended
         if self.life.deadline is not None:
             assert self.life.deadline <= self.now + 60.0
+
+    @invariant()
+    def a_drain_ends_at_its_bound(self) -> None:
+        """As soon as time is told, no process is left that was not killed."""
+        due = self.life.deadline is not None and self.life.deadline <= self.now
+        assert self.processes == 0 or self.killed or due or self.now < self.leave_by
 
     @invariant()
     def failures_are_bounded(self) -> None:
