@@ -22,7 +22,8 @@ CacheType: TypeAlias = Literal["f32", "f16", "q8_0"]
 _Maker: TypeAlias = Callable[[str, Features], products.Kernel]
 Parts: TypeAlias = tuple[NDArray[Any], ...]
 
-_TASK_BYTES: Final = 32 << 10
+_TASK_BYTES: Final = 256 << 10
+_FEW_TASKS_PER_THREAD: Final = 4
 _LARGE_TASK_BYTES: Final = 256 << 10
 _MANY: Final = 16
 _TASKS_PER_THREAD: Final = 8
@@ -148,9 +149,13 @@ class Kernels:
         return out
 
     def _rows_per_task(self, weight: Weight, n: int) -> int:
-        """Many rows of x pass by once for each task: fewer and larger ones, but some per thread."""
+        """Few rows of x read weights at memory's speed, which wants long runs of them in each thread
+        and as many in one as in another. Many rows pass by once for each task, which stays in the
+        second cache meanwhile."""
         if n < _MANY:
-            return max(1, _TASK_BYTES // weight.row_bytes)
+            whole = weight.bytes // (_TASK_BYTES * self._driver.threads)
+            tasks = self._driver.threads * max(1, min(whole, _FEW_TASKS_PER_THREAD))
+            return -(-weight.shape[0] // tasks)
         each = weight.shape[0] // (_TASKS_PER_THREAD * self._driver.threads)
         return max(1, min(each, _LARGE_TASK_BYTES // weight.row_bytes))
 
