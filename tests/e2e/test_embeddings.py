@@ -233,7 +233,7 @@ async def test_what_kills_two_workers_fails_and_costs_neither_server_nor_streams
         stream = asyncio.create_task(served.text(150))
         with pytest.raises(WorkerDied) as caught:
             await embedded(served, "fine", f"kill {round_}" + POISON)
-        assert "a request that was sent a second time failed" in served.dossier().then
+        assert "a request that workers died over failed" in served.dossier().then
         assert caught.value.dossier == served.dossier().id
         assert await stream == continued(150)
     assert served.host.spawned == 9
@@ -282,6 +282,43 @@ async def test_a_drain_waits_for_what_is_being_embedded(house: Open, tmp_path: P
     assert await served.supervisor.over() is None
 
 
+async def waiting(served: House) -> asyncio.Task[Any]:
+    """What embeds `a` and stands at the gate."""
+    await served.supervisor.served()
+    asking = asyncio.create_task(embedded(served, "a"))
+    while served.host.stats.embeds_waiting == 0:
+        await served.host.fresh_stats()
+    return asking
+
+
+async def test_a_death_in_a_drain_is_a_pause_for_what_is_being_embedded(
+    house: Open, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    served = house(Orders(gate=str(gate)))
+    asking = await waiting(served)
+    served.supervisor.drain(60.0)
+    os.kill(served.note(), signal.SIGSEGV)
+    gate.touch()
+    np.testing.assert_array_equal((await asking)[0], of_text("a"))
+    assert await served.supervisor.over() is None
+    assert served.host.spawned == 2
+
+
+async def test_kills_from_outside_are_no_fault_of_what_is_being_embedded(
+    house: Open, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    served = house(Orders(gate=str(gate)), limits=Limits(backoff_s=0.01, failures=9))
+    asking = await waiting(served)
+    for spawned in (2, 3, 4):
+        os.kill(served.note(), signal.SIGKILL)
+        while served.host.spawned != spawned or served.host.state is not WorkerState.SERVING:
+            await asyncio.sleep(0.002)
+    gate.touch()
+    np.testing.assert_array_equal((await asking)[0], of_text("a"))
+
+
 LYING = """
 ready()
 for message in messages:
@@ -293,4 +330,13 @@ for message in messages:
 async def test_vectors_of_another_size_than_told_reach_no_client(house: Open) -> None:
     served = house(script=LYING)
     with pytest.raises(Exception, match="answered 4 bytes of vectors, wanted 1 vectors of 2"):
+        await served.supervisor.embed("m", [Tokens(tokens=[1])])
+
+
+async def test_an_answer_to_something_else_costs_its_worker(house: Open) -> None:
+    script = LYING.replace("Embedded(", "Tokenized(").replace(
+        'width=2, vectors=b"1234", tokens=[1]', "tokens=[1], pieces=[b'']"
+    )
+    served = house(script=script, limits=Limits(backoff_s=0.01, failures=9))
+    with pytest.raises(WorkerDied, match="answered with a Tokenized, wanted a Embedded"):
         await served.supervisor.embed("m", [Tokens(tokens=[1])])

@@ -25,6 +25,7 @@ from superfluid.supervisor.dossiers import Dossier, Dossiers
 from superfluid.supervisor.ledger import Ledger
 from superfluid.supervisor.life import Life, Limits
 from superfluid.supervisor.process import Exit
+from superfluid.supervisor.requests import Asked, Build, Requests
 from superfluid.supervisor.resume import Resumption
 from superfluid.supervisor.scratch import Scratch
 from superfluid.supervisor.states import LIVE, LOADING, WorkerState
@@ -145,9 +146,8 @@ class ModelHost:
         self._guilty: LiveStream | None = None
         self._numbers = itertools.count(1)
         self._streams = Resumption(self._send, self._numbers)
-        self._asked: dict[int, asyncio.Future[Any]] = {}
-        self._tries: dict[int, int] = {}
-        self._held_back = False
+        self._requests = Requests(self._send, self._numbers)
+        self._loaded = False
         self._changed = asyncio.Event()
 
     @property
@@ -232,13 +232,15 @@ class ModelHost:
 
     async def tokenize(self, prompt: Prompt, *, special: bool) -> frames.Tokenized:
         answer: frames.Tokenized = await self._ask(
-            lambda number: frames.Tokenize(request=number, prompt=prompt, special=special)
+            lambda number: frames.Tokenize(request=number, prompt=prompt, special=special),
+            frames.Tokenized,
         )
         return answer
 
     async def detokenize(self, tokens: Sequence[int]) -> frames.Detokenized:
         answer: frames.Detokenized = await self._ask(
-            lambda number: frames.Detokenize(request=number, tokens=list(tokens))
+            lambda number: frames.Detokenize(request=number, tokens=list(tokens)),
+            frames.Detokenized,
         )
         return answer
 
@@ -246,7 +248,8 @@ class ModelHost:
         self, inputs: Sequence[Text | Tokens], dimensions: int | None
     ) -> frames.Embedded:
         answer: frames.Embedded = await self._ask(
-            lambda number: frames.Embed(request=number, inputs=list(inputs), dimensions=dimensions)
+            lambda number: frames.Embed(request=number, inputs=list(inputs), dimensions=dimensions),
+            frames.Embedded,
         )
         floats = len(inputs) * answer.width
         if len(answer.tokens) != len(inputs) or len(answer.vectors) != 4 * floats:
@@ -258,45 +261,35 @@ class ModelHost:
 
     async def fresh_stats(self) -> frames.TurnStats:
         """What the turn loop counts, answered by itself; the last known while none serves."""
-        if self.state is WorkerState.SERVING and self._worker is not None:
-            with contextlib.suppress(WorkerDied):
-                await self._answer(self._worker, lambda number: frames.Ping(number=number))
+        if self.state is WorkerState.SERVING:
+            ping = Asked(lambda number: frames.Ping(number=number), frames.Pong, fleeting=True)
+            self._requests.start(ping)
+            with contextlib.suppress(WorkerDied, Draining):
+                await self._answer(ping)
         return self.stats
 
-    async def _ask(self, message: Callable[[int], frames.ToWorker]) -> Any:
-        """The answer, if need be of a second worker; a death of that one too is laid at its
-        door."""
-        with contextlib.suppress(WorkerDied):
-            return await self._answer(await self._undisturbed_worker(), message, tries=1)
-        return await self._answer(await self._undisturbed_worker(), message, tries=2)
+    async def _ask(self, build: Build, wanted: type[ToDaemon]) -> Any:
+        """The answer, if need be of a later worker."""
+        await self._serving_worker()
+        asked = Asked(build, wanted)
+        self._requests.hold(asked)
+        self._pump()
+        return await self._answer(asked)
 
-    async def _answer(
-        self, worker: Worker, message: Callable[[int], frames.ToWorker], *, tries: int = 0
-    ) -> Any:
-        number = next(self._numbers)
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        worker.send(message(number))
-        self._asked[number] = answer
-        self._tries[number] = tries
+    async def _answer(self, asked: Asked) -> Any:
         try:
-            return await answer
-        except asyncio.CancelledError:
-            worker.send(frames.Cancel(stream=number))
-            raise
+            return await asked.answer
         finally:
-            del self._asked[number], self._tries[number]
+            self._requests.withdraw(asked)
             self._idle()
 
-    async def _undisturbed_worker(self) -> Worker:
-        """One that serves and has no stream that is to be alone."""
-        while True:
-            worker = await self._serving_worker()
-            if not self._streams.probing:
-                return worker
-            self._held_back = True
-            await self._until(lambda: not self._streams.probing)
+    def _pump(self) -> None:
+        """Send what waits, beside no stream that is to be alone."""
+        if self._loaded and not self._streams.probing:
+            self._requests.pump()
 
-    async def _serving_worker(self) -> Worker:
+    async def _serving_worker(self) -> None:
+        """Return when one serves. Raises why none will, or does not in time."""
         try:
             async with asyncio.timeout(self._wait_s):
                 await self._until(lambda: self.state in _SETTLED or self._life.leaving)
@@ -307,7 +300,6 @@ class ModelHost:
             ) from error
         if self.state is not WorkerState.SERVING or self._worker is None:
             raise self._unavailable()
-        return self._worker
 
     def _unavailable(self) -> SuperfluidError:
         if self.state is WorkerState.GAVE_UP and self.error is not None:
@@ -319,10 +311,8 @@ class ModelHost:
         self._idle()
 
     def _idle(self) -> None:
-        if self._held_back and not self._streams.probing:
-            self._held_back = False
-            self._notify()
-        if not self._streams and not self._asked:
+        self._pump()
+        if not self._streams and not self._requests:
             self._dispatch(life.Idle())
 
     def _notify(self) -> None:
@@ -466,7 +456,7 @@ class ModelHost:
         )
         if self._guilty is not None:
             self._guilty.fail(self.error)
-        self._fail_asked(self.error)
+        self._requests.condemn(self.error)
         if self.state is WorkerState.GONE:
             self._fail_all(self.error)
 
@@ -498,8 +488,8 @@ class ModelHost:
 
     def _told(self, then: str) -> str:
         blamed = "the one stream it had failed" if self._guilty is not None else ""
-        if 2 in self._tries.values():
-            blamed = blamed or "a request that was sent a second time failed"
+        if self._requests.guilty:
+            blamed = blamed or "a request that workers died over failed"
         kept = f"{len(self._streams)} streams kept" if len(self._streams) else ""
         return "; ".join(part for part in (then, blamed, kept) if part)
 
@@ -527,12 +517,7 @@ class ModelHost:
     def _fail_all(self, error: SuperfluidError) -> None:
         for stream in self._streams.clear():
             stream.fail(error)
-        self._fail_asked(error)
-
-    def _fail_asked(self, error: SuperfluidError) -> None:
-        for answer in self._asked.values():
-            if not answer.done():
-                answer.set_exception(error)
+        self._requests.clear(error)
 
     def _refuse(self, error: SuperfluidError) -> None:
         self._refusal = error
@@ -546,8 +531,10 @@ class ModelHost:
         killed = how.code == -signal.SIGKILL
         self._starved = memory.evidence(self._killed, memory.kills()) if killed else ""
         outside = -how.code in _OUTSIDE and not self._starved and self.state in LIVE
+        self._loaded = False
         self._guilty = self._streams.died(outside=outside)
-        explained = self._guilty is not None or 2 in self._tries.values()
+        self._requests.died(outside=outside)
+        explained = self._guilty is not None or self._requests.guilty
         reason = f"{how.words()}, out of memory" if self._starved else how.words()
         self._dispatch(life.Exited(reason, final=how.final, explained=explained))
         self._guilty = None
@@ -585,7 +572,7 @@ class ModelHost:
             case frames.Stage():
                 self._dispatch(life.Progressed(WorkerState(message.stage)))
             case frames.Ready():
-                self._loaded(judged.description(message.description))
+                self._described(judged.description(message.description))
             case frames.LoadFailed():
                 self._load_failed(error_of(message.error))
             case frames.Prompted():
@@ -597,15 +584,15 @@ class ModelHost:
                     failed.fail(error_of(message.error))
                     self._idle()
             case frames.Tokenized() | frames.Detokenized():
-                self._answered(message.request, message)
+                self._requests.answered(message.request, message)
             case frames.Embedded():
-                self._answered(message.request, message)
+                self._requests.answered(message.request, message)
                 self._dispatch(life.Moved(served=True))
             case frames.RequestFailed():
-                self._answered(message.request, error_of(message.error))
+                self._requests.answered(message.request, error_of(message.error))
             case frames.Pong():
                 self.stats = message.stats
-                self._answered(message.number, message)
+                self._requests.answered(message.number, message)
                 self._dispatch(life.Moved(served=False))
 
     def _hello(self, message: frames.Hello) -> None:
@@ -617,7 +604,7 @@ class ModelHost:
         else:
             self._dispatch(life.Greeted())
 
-    def _loaded(self, description: Description) -> None:
+    def _described(self, description: Description) -> None:
         loading = self.state in LOADING
         self._dispatch(life.Progressed(WorkerState.SERVING))
         if self._kept_children():
@@ -627,7 +614,9 @@ class ModelHost:
             self.error = None
             if description.plan:
                 _LOG.info("%s: memory plan %s", self.spec.name, _planned(description.plan))
+            self._loaded = True
             self._streams.serving(description.context)
+            self._pump()
 
     def _kept_children(self) -> bool:
         """Whether processes of the load are left that cannot be ended; theirs is an older, wider
@@ -649,15 +638,6 @@ class ModelHost:
             self._streams.gained(delta)
         self._dispatch(life.Moved(served=any(delta.tokens for delta in turn.deltas)))
         self._idle()
-
-    def _answered(self, number: int, answer: object) -> None:
-        future = self._asked.get(number)
-        if future is None or future.done():
-            return
-        if isinstance(answer, SuperfluidError):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)
 
 
 _SETTLED: Final = frozenset(
