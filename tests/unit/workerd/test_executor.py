@@ -603,7 +603,7 @@ def test_a_row_that_cannot_be_drawn_from_costs_its_stream_alone() -> None:
     loop.join(1, request("a", 6))
     loop.join(2, other)
     loop.run()
-    assert loop.heard[1].error == "fault"
+    assert loop.heard[1].error == "not_finite"
     assert loop.heard[2].tokens == alone(other, loop.orders)
 
 
