@@ -358,6 +358,59 @@ def test_a_model_that_does_not_load_is_exit_3_and_one_line(
     one_line(ended, ExitCode.MODEL, words)
 
 
+def unknown(path: Path) -> None:
+    """A model whose architecture nobody knows and that says all of itself."""
+    spec = TinyModel()
+    known = model_metadata(spec)
+    metadata = {key.replace("llama.", "nosuch.", 1): value for key, value in known.items()}
+    write_gguf(path, metadata | {"general.architecture": "nosuch"}, model_tensors(spec))
+
+
+def ranks(path: Path) -> None:
+    write_model(path, TinyModel(metadata={"llama.pooling_type": 4}))
+
+
+def plain(path: Path) -> None:
+    write_model(path, TinyModel(head_dim=16))
+
+
+NAMED: Final = {"SUPERFLUID_RUNTIME": "llamacpp"}
+TOO_LITTLE: Final = {"SUPERFLUID_MEMORY_BUDGET": "32M"}
+BAD_CACHE: Final = {"SUPERFLUID_LLAMACPP_CACHE_TYPE_K": "q8_0"}
+BAD_LAYERS: Final = {"SUPERFLUID_LLAMACPP_N_GPU_LAYERS": "3"}
+
+
+@pytest.mark.parametrize(
+    ("make", "asked"),
+    [
+        (unknown, {}),
+        (unknown, NAMED),
+        (ranks, NAMED),
+        (truncated, {}),
+        (lacks_tensor, {}),
+        (lacks_tensor, NAMED),
+        (plain, TOO_LITTLE),
+        (plain, NAMED | TOO_LITTLE),
+        (plain, BAD_CACHE),
+        (plain, NAMED | BAD_CACHE),
+        (plain, NAMED | BAD_LAYERS),
+    ],
+    ids=lambda it: "-".join(it.values()) if isinstance(it, dict) else it.__name__,
+)
+def test_what_would_serve_is_told_as_serving_tells_it(
+    make: Callable[[Path], None], asked: dict[str, str], home: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.gguf"
+    make(path)
+    told = run(["runtimes", str(path), "--json"], home, 120.0, **asked)
+    said = json.loads(told.out)
+    assert said["runtime"] is None, said
+    ended = run(["serve", str(path), "--port", "0"], home, 120.0, **asked)
+    # A plan counts what its own process holds, which differs by some MiB.
+    why = said["why"].split("; ")[0].partition(" MiB")[0].rstrip("0123456789")
+    one_line(ended, said["exit_code"], why)
+
+
 def test_a_model_that_overflows_is_told_of_and_its_worker_serves_on(
     home: Path, tmp_path: Path
 ) -> None:

@@ -56,14 +56,15 @@ that is refused."""
 
 
 class Adapter(abc.ABC):
-    """What a runtime is. Everything but `check`, `tokenizer` and `open` answers from data."""
+    """What a runtime is. Everything but `check`, `vet`, `tokenizer` and `open` answers from
+    data."""
 
     installed: Path | None = None
     """The install that this worker runs with, set before the first call; None for a runtime that
     ships with its adapter, for one of the user's own, and where the question needs none."""
 
     shared: Path | None = None
-    """The folder that `check` filled, set likewise where `tokenizer` is asked."""
+    """The folder that `check` filled, set likewise where `vet` or `tokenizer` is asked."""
 
     @abc.abstractmethod
     def info(self) -> AdapterInfo:
@@ -100,6 +101,12 @@ class Adapter(abc.ABC):
         """What the model's header says. Reads no weights.
 
         Raises `ModelDamaged`, `UnsupportedArchitecture`, `UnsupportedType`."""
+
+    def vet(self, model: Path, options: Options) -> None:  # noqa: B027  # optional
+        """Refuse a model of good facts that the engine itself would not open, as far as it tells
+        without weights.
+
+        Raises a `ModelError`, `BadOptionValue`."""
 
     def prepare(  # noqa: B027  # optional
         self, facts: Facts, options: Options, shared: Path, progress: Progress

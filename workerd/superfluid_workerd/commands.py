@@ -110,6 +110,16 @@ def _about(adapter: Adapter, _call: Arguments, _given: bytes) -> About:
     )
 
 
+def _facts(adapter: Adapter, call: Arguments, _given: bytes) -> Facts:
+    """Of a checked runtime, whose folder is given, the engine's own word too."""
+    model = Path(call.model)
+    found = adapter.facts(model)
+    if call.shared:
+        adapter.shared = Path(call.shared)
+        adapter.vet(model, _options(adapter, call))
+    return found
+
+
 def _memory(adapter: Adapter, call: Arguments, _given: bytes) -> Any:
     return adapter.memory(
         OpenRequest(
@@ -162,7 +172,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "plan": lambda adapter, call, _given: adapter.plan(call.version, call.backend),
     "install": _install,
     "check": _check,
-    "facts": lambda adapter, call, _given: adapter.facts(Path(call.model)),
+    "facts": _facts,
     "prepare": _prepare,
     "memory": _memory,
     "tokenize": _tokenize,

@@ -4,7 +4,7 @@
     superfluid-workerd ID plan VERSION [--backend NAME]
     superfluid-workerd ID install FOLDER                      an install plan as JSON on stdin
     superfluid-workerd ID check --shared FOLDER [--options JSON]
-    superfluid-workerd ID facts MODEL
+    superfluid-workerd ID facts MODEL [--shared FOLDER] [--options JSON]
     superfluid-workerd ID memory MODEL [--options JSON] [--context N] [--lanes N] ...
     superfluid-workerd ID prepare --shared FOLDER [--options JSON]    facts as JSON on stdin
     superfluid-workerd ID tokenize MODEL [--shared FOLDER] [--options JSON] [--special]
@@ -76,9 +76,10 @@ def grammar() -> argparse.ArgumentParser:
         command.add_argument("model", metavar="MODEL")
     for command in (check, prepare):
         command.add_argument("--shared", required=True, metavar="FOLDER")
-    for command in (check, prepare, memory, tokenize):
+    for command in (check, facts, prepare, memory, tokenize):
         command.add_argument("--options", default="{}", metavar="JSON")
-    tokenize.add_argument("--shared", metavar="FOLDER", help="what the check of it filled")
+    for command in (facts, tokenize):
+        command.add_argument("--shared", metavar="FOLDER", help="what the check of it filled")
     tokenize.add_argument("--special", action="store_true", help="read special tokens as such")
     tokenize.add_argument("--plain", action="store_true", help="add no token around the text")
     tokenize.add_argument("--pieces", action="store_true", help="answer each token's bytes too")

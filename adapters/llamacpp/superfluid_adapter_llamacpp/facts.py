@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Final
 
-from superfluid_adapter_llamacpp.gguf import Header, tensor_types
+from superfluid_adapter_llamacpp.gguf import FLOAT32, INTEGERS, STRING, Header, tensor_types
 from superfluid_compat.errors import ModelDamaged, UnsupportedArchitecture
 from superfluid_workerd.adapter import Facts
 
@@ -21,6 +22,24 @@ _OTHERS: Final = {
     "wavtokenizer-dec": "a decoder of sound",
 }
 """Architectures that llama.cpp knows and we serve nothing of."""
+
+_EACH_LAYER: Final = ("attention.head_count", "attention.head_count_kv", "feed_forward_length",
+                      "attention.sliding_window_pattern")  # fmt: skip
+"""Keys that hold one value, or one for each layer."""
+
+_TOKENS: Final = "tokenizer.ggml.tokens"
+_MERGES: Final = "tokenizer.ggml.merges"
+_EACH_TOKEN: Final[Mapping[str, str]] = {
+    _TOKENS: "texts",
+    "tokenizer.ggml.scores": "floats",
+    "tokenizer.ggml.token_type": "integers",
+}
+"""Arrays with an entry for each token, and of what."""
+
+_KINDS: Final[Mapping[str, Collection[int]]] = {
+    "texts": {STRING}, "floats": {FLOAT32}, "integers": INTEGERS,
+}  # fmt: skip
+"""GGUF's numbers of the kinds of items that there may be."""
 
 _STATED: Final = "pooling_type"
 _EMBEDDERS: Final = frozenset({
@@ -50,6 +69,37 @@ def check(header: Header) -> None:
         )
     if not header.number("embedding_length"):
         raise ModelDamaged(f"{header.path}: {name}.embedding_length is missing or 0")
+    for key in _EACH_LAYER:
+        _check_array(header, f"{name}.{key}", "integers", layers, f"{name}.block_count")
+    check_vocabulary(header)
+    if embeds(header):
+        pooling(header)
+
+
+def check_vocabulary(header: Header) -> None:
+    """Refuse a vocabulary whose parts do not go together, which some builds die of. Raises
+    `ModelDamaged`."""
+    tokens = header.arrays.get(_TOKENS)
+    if tokens is None:
+        return
+    for key, items in _EACH_TOKEN.items():
+        _check_array(header, key, items, tokens.length, _TOKENS)
+    _check_array(header, _MERGES, "texts")
+
+
+def _check_array(
+    header: Header, key: str, items: str, count: int | None = None, counted: str = ""
+) -> None:
+    """Where `key` is an array, it holds `items`, and as many as `counted` says."""
+    found = header.arrays.get(key)
+    if found is None:
+        return
+    if found.kind not in _KINDS[items]:
+        raise ModelDamaged(f"{header.path}: {key} holds other things than {items}")
+    if found.length != (found.length if count is None else count):
+        raise ModelDamaged(
+            f"{header.path}: {key} has {found.length} entries, by {counted} {count} were wanted"
+        )
 
 
 def facts_of(header: Header) -> Facts:
@@ -72,7 +122,8 @@ def facts_of(header: Header) -> Facts:
 
 def vocabulary(header: Header) -> int:
     """Entries of the vocabulary."""
-    return header.counts.get("tokenizer.ggml.tokens", 0) or header.number("vocab_size")
+    tokens = header.arrays.get(_TOKENS)
+    return tokens.length if tokens and tokens.length else header.number("vocab_size")
 
 
 def embeds(header: Header) -> bool:

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from superfluid_compat.errors import ModelDamaged, ModelError, ModelNotFound, UnsupportedType
 
@@ -25,8 +25,12 @@ _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
 _CODES: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
                  12: "d"}  # fmt: skip
-_STRING: Final = 8
+FLOAT32: Final = 6
+STRING: Final = 8
 _ARRAY: Final = 9
+INTEGERS: Final = frozenset({0, 1, 2, 3, 4, 5, 7, 10, 11})
+"""Kinds of whole numbers, truth values among them."""
+
 _KEPT_ITEMS: Final = 4096
 _MAX_KEYS: Final = 1 << 16
 _MAX_TENSORS: Final = 1 << 20
@@ -68,16 +72,23 @@ class Tensor:
         return known[0] if known else f"type {self.type}"
 
 
+class Array(NamedTuple):
+    """How an array is described: the kind of its items, by GGUF's number, and how many."""
+
+    kind: int
+    length: int
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A model's header, all parts of a split one together; `counts` are lengths of arrays.
+    """A model's header, all parts of a split one together.
 
     `fingerprint` tells models apart: it covers the headers and the first bytes of every tensor.
     """
 
     path: Path
     metadata: Mapping[str, Any]
-    counts: Mapping[str, int]
+    arrays: Mapping[str, Array]
     tensors: tuple[Tensor, ...]
     size: int
     fingerprint: bytes
@@ -118,7 +129,7 @@ def read_header(path: Path) -> Header:
     return Header(
         path=path,
         metadata=first.metadata,
-        counts=first.counts,
+        arrays=first.arrays,
         tensors=tuple(tensor for part in parts for tensor in part.tensors),
         size=sum(part.size for part in parts),
         fingerprint=hasher.digest(),
@@ -128,7 +139,7 @@ def read_header(path: Path) -> Header:
 @dataclass(frozen=True, slots=True)
 class _Part:
     metadata: dict[str, Any]
-    counts: dict[str, int]
+    arrays: dict[str, Array]
     tensors: list[Tensor]
     size: int
 
@@ -165,7 +176,7 @@ class _Reader:
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data, self._at = path, data, 0
-        self._counts: dict[str, int] = {}
+        self._arrays: dict[str, Array] = {}
 
     def read(self, absorb: Callable[[bytes], object]) -> _Part:
         magic, version, tensors, keys = self._take(_HEAD)
@@ -190,7 +201,7 @@ class _Reader:
         placed = [self._place(start, *one) for one in described]
         for tensor in placed:
             absorb(self._data[tensor.start : tensor.start + _SAMPLE_BYTES])
-        return _Part(metadata, self._counts, placed, len(self._data))
+        return _Part(metadata, self._arrays, placed, len(self._data))
 
     def _take(self, layout: struct.Struct) -> tuple[Any, ...]:
         end = self._at + layout.size
@@ -216,7 +227,7 @@ class _Reader:
         return self._data[start : self._at].decode(errors="replace")
 
     def _value(self, key: str, kind: int) -> Any:
-        if kind == _STRING:
+        if kind == STRING:
             return self._text()
         if kind == _ARRAY:
             return self._array(key)
@@ -230,8 +241,8 @@ class _Reader:
     def _array(self, key: str) -> list[Any] | None:
         """Its items, or None for a long or textual one, which is only counted."""
         (kind,), (count,) = self._take(_U32), self._take(_U64)
-        self._counts[key] = count
-        if kind == _STRING:
+        self._arrays[key] = Array(kind, count)
+        if kind == STRING:
             for _ in range(count):
                 self._skip(self._take(_U64)[0])
             return None

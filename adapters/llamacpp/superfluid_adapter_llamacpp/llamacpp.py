@@ -134,6 +134,11 @@ class LlamaCppAdapter(Adapter):
 
         return facts_of(read_header(model))
 
+    def vet(self, model: Path, options: Options) -> None:
+        from superfluid_adapter_llamacpp.loading import vet
+
+        vet(model, options, self.installed, self.shared)
+
     def memory(self, request: OpenRequest) -> Mapping[str, int]:
         from superfluid_adapter_llamacpp.gguf import read_header
         from superfluid_adapter_llamacpp.plan import make_plan

@@ -12,7 +12,13 @@ from typing import Final
 from superfluid_adapter_llamacpp.context import Context
 from superfluid_adapter_llamacpp.contracts import Contract, contracts
 from superfluid_adapter_llamacpp.embedding import LlamaEmbedder
-from superfluid_adapter_llamacpp.facts import POOLINGS, TEMPLATE_KEY, embeds, facts_of, pooling
+from superfluid_adapter_llamacpp.facts import (
+    POOLINGS,
+    TEMPLATE_KEY,
+    check_vocabulary,
+    facts_of,
+    pooling,
+)
 from superfluid_adapter_llamacpp.gguf import Header, read_header
 from superfluid_adapter_llamacpp.library import Library, NotLoadable
 from superfluid_adapter_llamacpp.library import load as load_library
@@ -20,7 +26,7 @@ from superfluid_adapter_llamacpp.model import Model
 from superfluid_adapter_llamacpp.plan import Plan, Shape, make_plan
 from superfluid_adapter_llamacpp.probe import Finding
 from superfluid_adapter_llamacpp.runtime import Kind, LlamaRuntime, Loaded
-from superfluid_adapter_llamacpp.settings import ALL_LAYERS, Settings, check_devices
+from superfluid_adapter_llamacpp.settings import ALL_LAYERS, Settings, check_devices, load_members
 from superfluid_adapter_llamacpp.state import state_key
 from superfluid_adapter_llamacpp.tokenizer import LlamaTokenizer
 from superfluid_adapter_llamacpp.where import named_library, require
@@ -64,8 +70,6 @@ def load(request: OpenRequest, installed: Path | None) -> LoadedModel:
     """Load as `Adapter.open` says. The plan is made before any weight is read."""
     header = read_header(request.model)
     settings = Settings.of(request.options)
-    if embeds(header):  # what ranks is refused before anything is planned
-        pooling(header)
     plan = make_plan(header, settings, request)
     opened = open_library(request.options, installed, request.shared)
     check_devices(settings, opened.gpus)
@@ -73,11 +77,20 @@ def load(request: OpenRequest, installed: Path | None) -> LoadedModel:
     return _Assembly(request, header, settings, opened).load(plan)
 
 
+def vet(model: Path, options: Options, installed: Path | None, shared: Path | None) -> None:
+    """Have the library read everything of the model but its weights. Raises `ModelError`."""
+    header, settings = read_header(model), Settings.of(options)
+    _check_lock(settings, header)
+    opened = open_library(options, installed, shared)
+    members = {**load_members("none", opened.contract.model), "n_gpu_layers": 0, "no_alloc": 1}
+    _check_kind(Model(opened.library, opened.contract, model, members), header)
+
+
 def load_tokenizer(
     model: Path, options: Options, installed: Path | None, shared: Path | None
 ) -> LlamaTokenizer:
     """The vocabulary alone."""
-    read_header(model)
+    check_vocabulary(read_header(model))
     opened = open_library(options, installed, shared)
     return LlamaTokenizer(Model(opened.library, opened.contract, model, {"vocab_only": 1}))
 

@@ -193,7 +193,7 @@ class Settings:
         members = self._members(_MODEL, contract, contract.model)
         mode = self.text("load-mode")
         if mode is not None:
-            members |= _load_members(mode, contract.model)
+            members |= load_members(mode, contract.model)
         return {**members, "n_gpu_layers": self.gpu_layers}
 
     def context_members(self, contract: Contract) -> dict[str, float]:
@@ -222,7 +222,8 @@ class Settings:
         return members
 
 
-def _load_members(mode: str, layout: Layout) -> dict[str, float]:
+def load_members(mode: str, layout: Layout) -> dict[str, float]:
+    """A load mode as the layout says it."""
     if "load_mode" not in layout.fields:
         names = ("use_mmap", "use_mlock", "use_direct_io")
         return dict(zip(names, _LOAD_FLAGS[mode], strict=True))

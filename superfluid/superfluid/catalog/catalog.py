@@ -32,6 +32,7 @@ PATIENCE: Final = 5
 
 LEAST_S: Final = 8.0
 """How long it may take after others in any case."""
+READ_S: Final = 120.0
 CHECK_S: Final = 300.0
 PREPARE_S: Final = 1800.0
 
@@ -125,11 +126,30 @@ class Catalog:
             return Row(entry, None, error)
         return Row(entry, about)
 
-    async def facts(self, adapter: str, model: Path, place: Place = HERE) -> Facts:
-        """What the model's header says, read by a worker."""
+    async def facts(
+        self,
+        adapter: str,
+        model: Path,
+        place: Place = HERE,
+        *,
+        options: Mapping[str, Any] | None = None,
+        shared: Path | None = None,
+        readable: Sequence[Path] = (),
+    ) -> Facts:
+        """What the model's header says, read by a worker. With the folder `shared` that a check
+        filled, and `readable` what it went by, the engine's word on the model too."""
         words = ["facts", str(model)]
+        if shared is not None:
+            words += _folder_and_options(shared, options or {})
+            readable = [shared, *readable]
         return await self.workerd.ask(
-            adapter, words, Facts, place=place, timeout_s=ANSWER_S, model=model
+            adapter,
+            words,
+            Facts,
+            place=place,
+            timeout_s=READ_S,
+            model=model,
+            readable=readable,
         )
 
     async def check(

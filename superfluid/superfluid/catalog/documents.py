@@ -10,7 +10,7 @@ from typing import Final
 
 from superfluid.catalog import formats
 from superfluid.catalog.catalog import Catalog, Row
-from superfluid.catalog.standing import Chooser, Standing, Wanted
+from superfluid.catalog.standing import Choice, Chooser, Standing, Wanted
 from superfluid.installs.store import Installs, install_name
 from superfluid.supervisor import confine
 from superfluid_compat.documents import (
@@ -199,7 +199,9 @@ async def _candidate(chooser: Chooser, standing: Standing, model: Path) -> Candi
             exit_code=verdict.exit_code,
         )
     try:
-        facts = await chooser.catalog.facts(id_, model, standing.place)
+        facts = await chooser.facts(standing, model)
+        if chooser.plan is not None:
+            await chooser.plan(Choice(standing, chooser.options(standing.row), ""))
     except SuperfluidError as error:
         return Candidate(
             id=id_,

@@ -101,16 +101,30 @@ class Preparations:
     async def facts(
         self, catalog: Catalog, row: Row, model: Path, options: Mapping[str, Any], place: Place
     ) -> Facts:
-        """What the model's header says, read by the runtime's worker once.
+        """What the model's header says and the engine says to it, read by workers of the runtime
+        once.
 
-        Raises what `Catalog.facts` raises, and `BadConfig` when the cache cannot be written.
+        Raises what `Catalog.facts` and `check` raise. A home that cannot be written keeps nothing
+        of it, and there the engine is not asked.
         """
-        key = _key(row, options, self.shared(row.id), place, model)
-        known = private_folder(self._cache / "facts") / key
+        try:
+            shared, folder = self.shared(row.id), private_folder(self._cache / "facts")
+        except BadConfig:
+            return await catalog.facts(row.id, model, place)
+        known = folder / _key(row, options, shared, place, model)
         with contextlib.suppress(OSError, msgspec.DecodeError):
             return msgspec.json.decode(known.read_bytes(), type=Facts)
-        found = await catalog.facts(row.id, model, place)
-        _keep(known, found)
+        probe = await self.probe(catalog, row, options, place)
+        found = await catalog.facts(
+            row.id,
+            model,
+            place,
+            options=options,
+            shared=shared,
+            readable=[Path(file) for file in probe.files],
+        )
+        with contextlib.suppress(BadConfig):
+            _keep(known, found)
         return found
 
     async def ensure(
@@ -154,10 +168,10 @@ class Preparations:
             async with _alone(stamp.parent / f"{row.id}.lock"):
                 if stamp.exists():
                     return
-                facts = await self.facts(catalog, row, model, options, place)
                 probe = await self.probe(catalog, row, options, place)
                 if probe.problem is not None:
                     raise of_problem(row, probe).error(row.id)
+                facts = await self.facts(catalog, row, model, options, place)
                 await catalog.prepare(row.id, facts, options, shared, place)
                 stamp.touch(mode=0o600)
         finally:

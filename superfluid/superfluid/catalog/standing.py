@@ -207,7 +207,7 @@ class Chooser:
         refusal: SuperfluidError | None = None
         for standing in ready:
             try:
-                facts = await self._facts(standing, model)
+                facts = await self.facts(standing, model)
             except ModelError as error:
                 refusal = refusal or error
                 self.say(f"{standing.row.id} does not serve {model.name}: {error.message}")
@@ -215,7 +215,8 @@ class Chooser:
             return await self._fitting(standing, facts, ready)
         raise refusal or _none_ready(ready)
 
-    async def _facts(self, standing: Standing, model: Path) -> Facts:
+    async def facts(self, standing: Standing, model: Path) -> Facts:
+        """What a ready runtime reads of the model. Raises what its reading finds against it."""
         values = {name: it.value for name, it in self.options(standing.row).items()}
         return await self.preparations.facts(
             self.catalog, standing.row, model, values, standing.place

@@ -22,7 +22,7 @@ from superfluid.catalog.environment import worker_environment
 from superfluid.supervisor import confine
 from superfluid.supervisor.tail import Tail
 from superfluid_compat.entrypoints import ADAPTERS
-from superfluid_compat.errors import RuntimeBroken
+from superfluid_compat.errors import ModelDamaged, RuntimeBroken
 from superfluid_workerd.link.answers import Refusal
 from superfluid_workerd.link.answers import Rights as Declared
 from superfluid_workerd.link.refusals import error_of
@@ -87,8 +87,9 @@ class Workerd:
         """The JSON answer to `words`, decoded as `answer`; `given` goes to its stdin. With
         `model` the worker may read that, its install and `readable`, and do nothing else.
 
-        Raises what the worker refused with, or `RuntimeBroken` when it died, took longer than
-        `timeout_s` or answered something else.
+        Raises what the worker refused with, `ModelDamaged` when reading `model` killed it, or
+        `RuntimeBroken` when it died otherwise, took longer than `timeout_s` or answered something
+        else.
         """
         rights = None
         if model is not None:
@@ -111,6 +112,8 @@ class Workerd:
         if code != 0:
             with contextlib.suppress(msgspec.MsgspecError):
                 raise error_of(msgspec.json.decode(said, type=Refusal))
+            if model is not None and code < 0:
+                raise _killed(adapter, model, -code)
             raise _broken(adapter, words, f"ended with code {code}", errors)
         try:
             return msgspec.json.decode(said, type=answer)
@@ -209,6 +212,14 @@ async def _end(child: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         await child.wait()
+
+
+def _killed(adapter: str, model: Path, number: int) -> ModelDamaged:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    return ModelDamaged(f"runtime {adapter} died by {name} over {model}, before it loads")
 
 
 def _broken(adapter: str, words: Sequence[str], what: str, errors: Tail) -> RuntimeBroken:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -152,8 +153,10 @@ def _serves(model: str, *, as_json: bool) -> None:
     import asyncio
 
     from superfluid.catalog.documents import serves_document
-    from superfluid.catalog.standing import Wanted
+    from superfluid.cli.serve import settings
     from superfluid.cli.settled import settled
+    from superfluid.cli.terminal import say
+    from superfluid.daemon import Choosing, reading
     from superfluid.models.resolve import locate
     from superfluid.models.store import Store
     from superfluid.paths import Paths
@@ -161,9 +164,10 @@ def _serves(model: str, *, as_json: bool) -> None:
     told = settled(model, {})
     store = Store(Paths.find())
     located = locate(str(told.argument), store, offline=True, because="superfluid runtimes")
-    runtime = told.values["runtime"].value
-    wanted = Wanted.parse(str(runtime) if runtime else None, told.name or located.name)
-    document = asyncio.run(serves_document(chooser(model), located.path, wanted))
+    asked = settings(located, told)
+    choosing = Choosing(asked, reading(asked), say)
+    judge = replace(chooser(model), plan=choosing.memory)
+    document = asyncio.run(serves_document(judge, located.path, asked.wanted))
     if as_json:
         print_json(document)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,16 @@ class Asked(Catalog):
         self.problem: str | None = None
         self.gate: asyncio.Event | None = None
 
-    async def facts(self, adapter: str, model: Path, place: Place = HERE) -> Facts:
+    async def facts(
+        self,
+        adapter: str,
+        model: Path,
+        place: Place = HERE,
+        *,
+        options: Mapping[str, Any] | None = None,
+        shared: Path | None = None,
+        readable: Sequence[Path] = (),
+    ) -> Facts:
         self.asked.append("facts")
         if self.gate:
             await self.gate.wait()
@@ -125,7 +134,7 @@ class Asked(Catalog):
 
 
 ROW = Row(Entry("a", "superfluid", "1", "superfluid_compat"), None)
-ALL = ["facts", "check", "prepare"]
+ALL = ["check", "facts", "prepare"]
 
 
 @pytest.fixture
@@ -174,7 +183,7 @@ async def test_what_failed_is_asked_again(tmp_path: Path, model: Path) -> None:
         await preparations.ensure(catalog, ROW, model, {}, print)
     catalog.problem = None
     await preparations.ensure(catalog, ROW, model, {}, print)
-    assert catalog.asked == ["facts", "check", "check", "prepare"]
+    assert catalog.asked == ["check", "check", "facts", "prepare"]
 
 
 async def test_what_takes_long_is_said_and_two_servers_do_it_once(

@@ -28,6 +28,7 @@ from superfluid_compat.errors import (
     UnsupportedArchitecture,
 )
 from superfluid_workerd.adapter import Feed, Runtime
+from superfluid_workerd.registry import checked_options
 from support.gguf_writer import Kind, Typed, tensor, write_gguf
 from support.llama_models import write_hybrid, write_recurrent
 from support.llama_runtime import opened
@@ -451,6 +452,25 @@ def test_a_missing_tensor_is_the_librarys_own_reason(
         pass
 
 
+@pytest.mark.parametrize("wrong", ["architecture", "tensor"])
+def test_the_engine_says_before_it_loads_what_it_would_not_open(
+    wrong: str, tmp_path: Path, shared: Path, lib: Path
+) -> None:
+    spec = TinyModel()
+    metadata, tensors = model_metadata(spec), model_tensors(spec)
+    if wrong == "architecture":
+        metadata = {key.replace("llama.", "nosuch.", 1): it for key, it in metadata.items()}
+        metadata["general.architecture"] = "nosuch"
+    else:
+        tensors = tensors[:-1]
+    path = write_gguf(tmp_path / "m.gguf", metadata, tensors)
+    adapter = LlamaCppAdapter()
+    adapter.shared = shared
+    adapter.facts(path)
+    with pytest.raises(ModelError, match=r"nosuch|blk\.1\.ffn_down"):
+        adapter.vet(path, checked_options(adapter, {"lib": str(lib)}))
+
+
 ODD: dict[str, dict[str, object]] = {
     "no-blocks": {"llama.block_count": None},
     "0-blocks": {"llama.block_count": 0},
@@ -462,6 +482,39 @@ ODD: dict[str, dict[str, object]] = {
     "most-heads": {"llama.attention.head_count": (1 << 32) - 1},
     "text-context": {"llama.context_length": "long"},
 }
+
+
+def array(kind: Kind, *items: object) -> Typed:
+    return Typed(kind, list(items), array=True)
+
+
+TOKENS = len(model_metadata(TinyModel())["tokenizer.ggml.tokens"])
+CONTRADICTIONS: list[tuple[str, Typed, str]] = [
+    ("llama.attention.head_count", array(Kind.U32, 4), "1 entries, by llama.block_count 2"),
+    ("llama.attention.head_count_kv", array(Kind.U32, 2, 2, 2), "3 entries"),
+    ("llama.attention.head_count_kv", array(Kind.F32, 2.0, 2.0), "other things than integers"),
+    ("llama.feed_forward_length", array(Kind.I32, 128), "1 entries"),
+    ("llama.attention.sliding_window_pattern", array(Kind.BOOL, True), "1 entries"),
+    ("tokenizer.ggml.scores", array(Kind.F32, 0.0), "1 entries, by tokenizer.ggml.tokens"),
+    ("tokenizer.ggml.scores", array(Kind.U8, *[0] * TOKENS), "other things than floats"),
+    ("tokenizer.ggml.token_type", array(Kind.I32), "0 entries"),
+    ("tokenizer.ggml.tokens", array(Kind.I32, *[1] * TOKENS), "other things than texts"),
+    ("tokenizer.ggml.merges", array(Kind.I32, 1), "other things than texts"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "words"), CONTRADICTIONS)
+def test_an_array_that_contradicts_the_rest_is_refused_before_the_engine_sees_it(
+    key: str, value: Typed, words: str, tmp_path: Path
+) -> None:
+    """Some builds die of these."""
+    metadata = {**model_metadata(TinyModel()), key: value}
+    path = write_gguf(tmp_path / "m.gguf", metadata, model_tensors(TinyModel()))
+    with pytest.raises(ModelDamaged, match=f"{key} .*{words}"):
+        LlamaCppAdapter().facts(path)
+    if key.startswith("tokenizer"):
+        with pytest.raises(ModelDamaged, match=words):
+            LlamaCppAdapter().tokenizer(path, {})
 
 
 @pytest.mark.parametrize("odd", sorted(ODD))

@@ -55,6 +55,11 @@ class AdapterContract:
         assert loaded.facts == facts
         assert facts.format in {it.name for it in case.adapter.info().formats}
 
+    def test_the_engine_has_nothing_against_what_it_opens(self, case: Case) -> None:
+        case.adapter.check(case.checked(), case.folder)
+        case.adapter.shared = case.folder
+        case.adapter.vet(case.model, case.checked())
+
     def test_the_facts_are_what_a_load_finds(self, case: Case) -> None:
         """Of the vocabulary and the context 0 says that the header tells neither."""
         facts = case.adapter.facts(case.model)
