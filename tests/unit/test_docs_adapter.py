@@ -152,7 +152,8 @@ def test_its_option_is_in_the_record(case: Case) -> None:
 
 
 LIMITS = {
-    "`about`, `facts`, `memory`, `plan`": catalog.ANSWER_S,
+    "`about`, `memory`, `plan`": catalog.ANSWER_S,
+    "`facts`, and `vet` with it": catalog.READ_S,
     "`check`": catalog.CHECK_S,
     "`prepare`, `install`": catalog.PREPARE_S,
     "a worker's start, up to its greeting": Limits().still_s[WorkerState.SPAWNED],
