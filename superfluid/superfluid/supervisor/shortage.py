@@ -32,7 +32,7 @@ def not_started(model: str, error: Exception, remedy: str | None) -> SuperfluidE
     short now may be there again."""
     found = f"the worker of {model} could not be started: "
     if isinstance(error, RuntimeUnavailable):
-        return RuntimeBroken(found + error.message, fix=error.fix or remedy)
+        return RuntimeBroken(found + error.message, fix=error.fix)
     if not isinstance(error, OSError):
         return WorkerGaveUp(found + in_words(error))
     if error.errno in _FIXES:

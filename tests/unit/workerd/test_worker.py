@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -167,6 +168,15 @@ def test_progress_of_a_load_is_told(worker: Worker) -> None:
     stages = [it for it in worker.all if isinstance(it, Stage)]
     assert [it.stage for it in stages] == ["probed", "mapped", "mapped", "warmed"]
     assert (stages[-2].done, stages[-2].total) == (10, 10)
+
+
+def test_no_collection_during_a_turn_looks_at_what_the_load_made(worker: Worker) -> None:
+    made = 200_000
+    worker.load(Orders(load_objects=made, moments=(Moment(act="count", tokens=2),)))
+    worker.generate(1, request("p", 3))
+    assert len(list(worker.deltas(1))) == 3
+    (looked_at,) = re.findall(r"^(\d+) objects to look at$", worker.log.read_text(), re.MULTILINE)
+    assert int(looked_at) < made
 
 
 def test_a_cancel_is_heard_within_the_prompt(worker: Worker) -> None:

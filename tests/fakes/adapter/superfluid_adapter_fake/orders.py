@@ -15,16 +15,18 @@ from superfluid_compat.errors import ModelDamaged
 
 MAGIC: Final = b"SFFAKE1\n"
 Act = Literal[
-    "signal", "exit", "hang", "fault", "fatal", "raise", "garbage", "half-frame", "escape", "hoard"
-]
+    "signal", "exit", "hang", "fault", "fatal", "raise", "garbage", "half-frame", "escape", "hoard",
+    "count",
+]  # fmt: skip
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An act when the runtime has been fed `tokens` tokens in all.
 
-    `escape` tries everything in `hostile` on `targets`; `hoard` takes memory without end. `signal`
-    and `exit` say how to die for acts of that name. With `once`, a path, it happens only while
-    that file does not exist, and makes it first.
+    `escape` tries everything in `hostile` on `targets`; `hoard` takes memory without end; `count`
+    prints how many objects a full collection looks at. `signal` and `exit` say how to die for acts
+    of that name. With `once`, a path, it happens only while that file does not exist, and makes it
+    first.
     """
 
     act: Act
@@ -83,9 +85,13 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     moments: tuple[Moment, ...] = ()
     poison: str = ""
     """The process dies of SIGSEGV when one of these characters is fed."""
+    greed: str = ""
+    """It takes memory without end when one of these is."""
 
     load_s: float = 0.0
     load_gate: str | None = None
+    load_objects: int = 0
+    """What a load makes and keeps, all of it looked at by each full collection."""
     load_error: str | None = None
     """Code of the error that refuses the load; `raise` for an exception of no tree."""
     stderr_bytes: int = 0

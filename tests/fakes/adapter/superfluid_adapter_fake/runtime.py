@@ -6,7 +6,9 @@ sequence into another is a plain mismatch.
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import itertools
 import os
 import signal
 import stat
@@ -102,6 +104,7 @@ class FakeRuntime(Runtime):
         self._limit = sequences + orders.spare
         self._next = 0
         self._fed = 0
+        self._made: list[list[int]] = [[] for _ in range(orders.load_objects)]
         self._acts = sorted(orders.moments, key=lambda moment: moment.tokens)
         self.fail_next: list[Exception] = []
         self.steps: list[list[Feed]] = []
@@ -238,9 +241,11 @@ class FakeRuntime(Runtime):
         return np.stack([vector_of(row, self._orders.width) for row in tokens])
 
     def _swallow(self, rows: Sequence[Sequence[int]]) -> None:
-        poison = set(self._orders.poison.encode())
-        if poison and any(not poison.isdisjoint(row) for row in rows):
+        fed = set(itertools.chain.from_iterable(rows))
+        if not fed.isdisjoint(self._orders.poison.encode()):
             _perform(Moment(act="signal", signal="SIGSEGV"))
+        if not fed.isdisjoint(self._orders.greed.encode()):
+            _perform(Moment(act="hoard"))
 
     def _check(self, feed: Feed) -> None:
         length = self.seq_length(feed.sequence)
@@ -316,6 +321,8 @@ def _perform(moment: Moment) -> None:
             hoard = []
             while True:
                 hoard.append(b"\1" * (1 << 24))
+        case "count":
+            print(f"{len(gc.get_objects())} objects to look at", file=sys.stderr, flush=True)
         case "half-frame":
             os.write(_link(), (100).to_bytes(4, "big") + b"half")
             os._exit(1)
