@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -331,9 +333,32 @@ async def test_a_worker_that_does_not_read_its_link_is_ended(
 
 async def test_a_worker_that_cannot_be_started_is_final(house: Open, tmp_path: Path) -> None:
     served = house(workerd=Workerd((str(tmp_path / "none"),)))
-    with pytest.raises(RuntimeBroken, match="could not be started"):
+    with pytest.raises(RuntimeBroken, match="could not be started") as caught:
         await served.supervisor.served()
-    assert served.dossiers() == 0
+    dossier = served.dossier()
+    assert caught.value.dossier == dossier.id
+    assert (dossier.pid, dossier.exit, dossier.code) == (0, "never started", None)
+    assert (dossier.stage, dossier.then) == ("spawned", "no further try")
+    assert "No such file or directory" in dossier.reason
+    assert served.dossiers() == 1
+
+
+async def test_each_try_to_start_a_worker_that_is_short_of_something_leaves_a_dossier(
+    house: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(subprocess, "Popen", none_left)
+    served = house()
+    with pytest.raises(WorkerGaveUp, match="Too many open files") as caught:
+        await served.supervisor.served()
+    assert (
+        caught.value.fix == "raise the limit of open files (ulimit -n), or end what holds so many"
+    )
+    assert served.dossiers() == QUICK.failures
+    assert caught.value.dossier == served.dossier().id
+    assert "gave up after failure 3" in served.dossier().then
 
 
 async def test_streams_are_bounded_in_number(

@@ -39,7 +39,7 @@ def told_dossier(dossier: Dossier) -> list[str]:
     memory = dossier.out_of_memory or "no kill for memory was counted"
     lines = [
         f"dossier {dossier.id}, {dossier.time}",
-        f"{dossier.model} on {dossier.runtime}, worker {dossier.pid}: {dossier.exit}",
+        f"{dossier.model} on {dossier.runtime}, worker {dossier.pid or '-'}: {dossier.exit}",
         f"while: {dossier.stage}, {dossier.uptime_s:g} s after its start",
         f"reason: {dossier.reason}",
         f"then: {dossier.then}",

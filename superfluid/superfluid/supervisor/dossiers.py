@@ -17,7 +17,8 @@ MOST: Final = 100
 
 
 class Dossier(msgspec.Struct, frozen=True, kw_only=True):
-    """One death. Holds nothing of any prompt or answer.
+    """One death, or a worker that could not be started: its `pid` is 0 and it has no `code`. Holds
+    nothing of any prompt or answer.
 
     `time` is UTC; `stage` the last state the worker reached; `then` what was done about it;
     `code` as `subprocess` counts it; `out_of_memory` what counted a kill meanwhile; `install` the
@@ -33,7 +34,7 @@ class Dossier(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     then: str = ""
     exit: str
-    code: int
+    code: int | None
     uptime_s: float
     peak_rss_bytes: int
     out_of_memory: str = ""

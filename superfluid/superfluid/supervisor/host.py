@@ -404,6 +404,7 @@ class ModelHost:
     def _spawn(self) -> None:
         self._born = time.monotonic()
         self._exit = self._refusal = None
+        self._stage, self._starved = WorkerState.SPAWNED, ""
         self._found_bytes = memory.available()
         self._killed = memory.kills()
         self.spawned += 1
@@ -432,14 +433,13 @@ class ModelHost:
         return dataclasses.replace(rights, write=(own,), group=self._group)
 
     def _never_born(self, error: SuperfluidError) -> None:
-        _LOG.warning("%s", error.message)
         self._remove_scratch()
         if isinstance(error, RuntimeBroken):
             self._refuse(error)
         else:
-            self._refusal = self.error = error
+            self._refusal = error
             self._dispatch(life.Broke(error.message))
-        self._dispatch(life.Exited("never started"))
+        self._dispatch(life.Exited(""))
 
     def _remove_scratch(self) -> None:
         pids.remove(self._group)
@@ -448,40 +448,39 @@ class ModelHost:
 
     def _bury(self, bury: life.Bury) -> None:
         id_ = self._record(bury.stage, bury.reason, bury.then)
-        if id_ is None:
-            return
-        _LOG.error("%s: worker %s (dossier %s)", self.spec.name, bury.reason, id_)
-        self.error = WorkerDied(
-            f"the worker of {self.spec.name} is gone ({bury.reason})", dossier=id_
-        )
+        _LOG.error("%s: worker gone, %s (dossier %s)", self.spec.name, bury.reason, id_)
+        if self._exit is None and self._refusal is not None:  # it never was
+            self.error = self._refusal
+        else:
+            self.error = WorkerDied(f"the worker of {self.spec.name} is gone ({bury.reason})")
+        self.error.dossier = id_
         if self._guilty is not None:
             self._guilty.fail(self.error)
         self._requests.condemn(self.error)
         if self.state is WorkerState.GONE:
             self._fail_all(self.error)
 
-    def _record(self, stage: WorkerState, reason: str, then: str) -> str | None:
-        """Write the dossier of the worker that just exited; its id."""
-        if self._worker is None or self._exit is None:
-            return None
+    def _record(self, stage: WorkerState, reason: str, then: str) -> str:
+        """Write the dossier of the worker that just exited, or was never born; its id."""
+        worker, how = self._worker, self._exit
         dossier = Dossier(
             id=dossiers.new_id(),
             time=dossiers.now(),
             model=self.spec.name,
             runtime=self.spec.runtime,
-            pid=self._worker.process.pid,
+            pid=worker.process.pid if worker else 0,
             stage=stage,
             reason=reason,
             then=self._told(then),
-            exit=self._exit.words(),
-            code=self._exit.code,
+            exit=how.words() if how else "never started",
+            code=how.code if how else None,
             uptime_s=round(time.monotonic() - self._born, 3),
-            peak_rss_bytes=self._exit.peak_rss_bytes,
+            peak_rss_bytes=how.peak_rss_bytes if how else 0,
             out_of_memory=self._starved,
             install=self.spec.install,
             sandbox=self.sandbox(),
             options=dict(self.spec.origins),
-            stderr=self._worker.process.tail.lines(),
+            stderr=worker.process.tail.lines() if worker else [],
         )
         self._dossiers.write(dossier)
         return dossier.id

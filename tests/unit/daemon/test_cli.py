@@ -16,6 +16,7 @@ from superfluid import cli, logs
 from superfluid.cli.serve import split_unknown
 from superfluid.cli.settled import adapter_flags, adapter_ids, settled
 from superfluid.config import DAEMON, SERVE, adapter_variables, server_name, settle
+from superfluid.supervisor.dossiers import Dossier, Dossiers
 from superfluid_compat.errors import BadConfig, BadOptionValue, UnknownOption, UsageError
 from superfluid_workerd.options import COMMON
 from support.server import environment
@@ -237,3 +238,17 @@ def test_a_record_is_one_line_whatever_it_says(
 def test_a_log_file_in_no_folder() -> None:
     with pytest.raises(BadConfig, match="no such file or directory"):
         logs.set_up(logs.Level.INFO, Path("/no/such/folder/log"))
+
+
+def test_why_tells_of_a_worker_that_never_started(run: Run, tmp_path: Path) -> None:
+    dossier = Dossier(
+        id="0123abcd", time="2026-01-01T00:00:00+00:00", model="m", runtime="fake", pid=0,
+        stage="spawned", reason="could not be started", exit="never started", code=None,
+        uptime_s=0.0, peak_rss_bytes=0, options={}, stderr=[],
+    )  # fmt: skip
+    Dossiers(tmp_path / "state" / "dossiers").write(dossier)
+    code, out, _ = run("why", "last")
+    assert code == 0
+    assert "m on fake, worker -: never started\n" in out
+    assert "reason: could not be started\n" in out
+    assert json.loads(run("why", "--json")[1])["code"] is None
