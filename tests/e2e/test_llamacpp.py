@@ -276,7 +276,7 @@ REFUSED: Final[list[tuple[Callable[[Path], Path], str]]] = [
     (other_machine, "is for riscv64, this machine is"),
     (older_contract, "is of contract 1, wanted"),
     (other_defaults, "n_ctx reads 513, wanted 512"),
-    (looks_right, "looks like contract 7, but with a tiny model"),
+    (looks_right, "the defaults of contract 7, but not its behaviour: a model does not load"),
 ]
 
 
@@ -289,6 +289,50 @@ def test_a_library_that_does_not_serve_is_exit_4_and_one_line(
     own = make(folder)
     ended = run(["serve", str(model), "--port", "0", "--llamacpp-lib", str(own)], tmp_path / "home")
     one_line(ended, ExitCode.RUNTIME, words)
+
+
+def test_what_is_not_installed_is_told_of_what_was_given(tmp_path: Path) -> None:
+    for make in (looks_right, lacks_dependency):
+        folder = tmp_path / make.__name__
+        folder.mkdir()
+        own = make(folder)
+        for source in (own, folder):
+            words = ["runtime", "install", "llamacpp", "--from", str(source), "--untested"]
+            ended = run(words, tmp_path / "home")
+            one_line(ended, ExitCode.RUNTIME, f" {own} ")
+            assert ".staging" not in ended.err
+
+
+def test_a_library_of_ones_own_is_one_row_whatever_is_installed(home: Path) -> None:
+    own = str(library(INSTALLED))
+    said = json.loads(run(["runtimes", "--json"], home, SUPERFLUID_LLAMA_LIB=own).out)
+    (row,) = [row for row in said["runtimes"] if row["id"] == "llamacpp"]
+    assert (row["install"], row["state"], row["abi"]) == (None, "ready", CONTRACTS[INSTALLED])
+
+
+def test_contracts_are_told_in_words(home: Path) -> None:
+    said = run(["compat"], home).out
+    assert "requires: llama.cpp struct contract 4 or" in said
+    assert "mlx-lm 0.3" in said
+    assert not set("{}'") & set(said)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("SUPERFLUID_LLAMACPP_FLASH_ATTN", "junk", "option llamacpp-flash-attn was given 'junk'"),
+        ("SUPERFLUID_LLAMACPP_JUNK", "1", "unknown option SUPERFLUID_LLAMACPP_JUNK"),
+        ("SUPERFLUID_LLAMACPP_LAZY_MODE", "on", "lazy-mode"),
+    ],
+)
+def test_an_option_that_no_install_takes_is_named_once(
+    name: str, value: str, words: str, home: Path
+) -> None:
+    extra = {name: value, "SUPERFLUID_LLAMACPP_LOAD_MODE": "none"}
+    ended = run(["runtimes"], home, 120.0, **extra)
+    one_line(ended, ExitCode.USAGE, words)
+    assert name in ended.err
+    assert "broken" not in ended.out
 
 
 def one_line(ended: Ended, code: ExitCode, words: str) -> None:

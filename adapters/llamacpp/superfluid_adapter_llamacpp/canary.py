@@ -67,6 +67,11 @@ def _expect(what: str, found: object, wanted: object) -> None:
         raise _Wrong(f"{what} is {found}, wanted {wanted}")
 
 
+def _require(held: bool, otherwise: str) -> None:
+    if not held:
+        raise _Wrong(otherwise)
+
+
 class _Canary:
     def __init__(self, library: Library, contract: Contract) -> None:
         self._library, self._contract = library, contract
@@ -89,8 +94,8 @@ class _Canary:
             "progress_callback_user_data": _MARKER,
         })  # fmt: skip
         loaded = call.llama_model_load_from_file(os.fsencode(model), params)
-        _expect("the model", bool(loaded), True)
-        _expect("progress user data", self._markers.get("progress"), _MARKER)
+        _require(bool(loaded), "a model does not load")
+        _require(self._markers.get("progress") == _MARKER, "progress is told to somebody else")
         yield
         params = patched(call.llama_context_default_params, self._contract.context, {
             **_CONTEXT,
@@ -98,24 +103,24 @@ class _Canary:
             "abort_callback_data": _MARKER,
         })  # fmt: skip
         context = call.llama_init_from_model(loaded, params)
-        _expect("the context", bool(context), True)
+        _require(bool(context), "no context opens")
         for name, getter in _GETTERS.items():
             _expect(name, getattr(call, getter)(context), _CONTEXT[name])
         _expect("n_ctx_seq of a unified cache", call.llama_n_ctx_seq(context), _CONTEXT["n_ctx"])
         yield
         self._aborting = True
-        _expect("a decode that is aborted", self._decode(context), _ABORTED)
-        _expect("abort data", self._markers.get("abort"), _MARKER)
+        _expect("the answer of a decode that is aborted", self._decode(context), _ABORTED)
+        _require(self._markers.get("abort") == _MARKER, "somebody else is asked whether to abort")
         self._aborting = False
         memory = call.llama_get_memory(context)
         call.llama_memory_clear(memory, True)
-        _expect("a decode", self._decode(context), 0)
+        _expect("the answer of a decode", self._decode(context), 0)
         yield
         embedded = call.llama_get_embeddings_seq(context, 1)
-        _expect("the pooled embedding", bool(embedded), True)
+        _require(bool(embedded), "no embedding is pooled")
         least = 2 * LAYERS * len(_TOKENS) * WIDTH * _F32_BYTES
         size = call.llama_state_seq_get_size(context, 1)
-        _expect("room for F32 keys and values in the state", size >= least, True)
+        _require(size >= least, f"a state of F32 keys and values has {size} bytes")
         call.llama_free(context)
         call.llama_model_free(loaded)
 
@@ -138,7 +143,7 @@ def _answer(library: Path, number: int, model: Path, answers: int) -> None:
         _Canary(loaded, contracts()[number]).sing(model)
         sung = Sung()
     except _Wrong as error:
-        said = loaded.log.reason("")
+        said = loaded.log.reason("").replace(str(model), "the model")
         sung = Sung(f"{error} ({said})" if said else str(error))
     os.write(answers, msgspec.json.encode(sung) + b"\n")
 

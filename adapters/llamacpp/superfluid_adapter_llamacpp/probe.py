@@ -164,13 +164,14 @@ def _sing(path: Path, judgement: Judgement, limit_s: float) -> Judgement:
     with tempfile.TemporaryDirectory(prefix="canary-") as folder:
         model = write_tiny(Path(folder) / "canary.gguf")
         ended = ask([_CANARY, str(path), str(judgement.contract), str(model)], limit_s)
-    wrong = ended.how or _sung(ended)
+    wrong = f"it {ended.how}" if ended.how else _sung(ended)
     if not wrong:
         return judgement
     return Judgement(
         contract=judgement.contract,
         reason="canary-failed",
-        sentence=f"{path} looks like contract {judgement.contract}, but with a tiny model {wrong}",
+        sentence=f"{path} has the defaults of contract {judgement.contract}, but not its "
+        f"behaviour: {wrong}",
         fix="run superfluid runtime install llamacpp, and report this with the output of python "
         f"-m superfluid_adapter_llamacpp.evidence {path}",
     )
@@ -180,7 +181,7 @@ def _sung(ended: Ended) -> str:
     try:
         return msgspec.json.decode(ended.lines[-1], type=Sung).wrong
     except (IndexError, msgspec.MsgspecError):
-        return "ended with code 0 before all was tried"
+        return "it ended with code 0 before all was tried"
 
 
 # What was found before.

@@ -33,8 +33,13 @@ _VERSION: Final = importlib.metadata.version("superfluid")
 
 
 async def runtimes_document(chooser: Chooser) -> Runtimes:
-    """A row for each runtime and install."""
+    """A row for each runtime and install. Raises a `UsageError` over options of a runtime that
+    none of its installs takes: they were given wrong."""
     standings = await chooser.all()
+    for id_ in dict.fromkeys(each.row.id for each in standings):
+        misused = [each.misuse for each in standings if each.row.id == id_]
+        if misused[0] is not None and all(misused):
+            raise misused[0]
     return Runtimes(
         superfluid=_VERSION, runtimes=[_runtime_row(each, chooser.installs) for each in standings]
     )
@@ -187,6 +192,8 @@ async def _candidate(chooser: Chooser, standing: Standing, model: Path) -> Candi
             reason=f"it does not read {formats.found(model)}",
             exit_code=ExitCode.MODEL,
         )
+    if standing.misuse is not None:
+        return _refused(standing, standing.misuse)
     verdict = standing.verdict
     if not verdict.serves:
         return Candidate(
@@ -203,14 +210,18 @@ async def _candidate(chooser: Chooser, standing: Standing, model: Path) -> Candi
         if chooser.plan is not None:
             await chooser.plan(Choice(standing, chooser.options(standing.row), ""))
     except SuperfluidError as error:
-        return Candidate(
-            id=id_,
-            install=install,
-            serves=False,
-            code=error.code,
-            reason=error.message,
-            fix=error.fix,
-            exit_code=error.exit_code,
-        )
+        return _refused(standing, error)
     reason = f"reads {facts.format}, architecture {facts.architecture}"
     return Candidate(id=id_, install=install, serves=True, reason=reason)
+
+
+def _refused(standing: Standing, error: SuperfluidError) -> Candidate:
+    return Candidate(
+        id=standing.row.id,
+        install=standing.install.name if standing.install else None,
+        serves=False,
+        code=error.code,
+        reason=error.message,
+        fix=error.fix,
+        exit_code=error.exit_code,
+    )

@@ -58,13 +58,15 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One runtime and install, with the verdict on it; `place` is where its workers run."""
+    """One runtime and install, with the verdict on it; `place` is where its workers run, and
+    `misuse` what is wrong with the options that it was to be tried with."""
 
     row: Row
     install: Install | None
     verdict: Verdict
     probe: Probe | None = None
     place: Place = HERE
+    misuse: UsageError | None = None
 
     @property
     def label(self) -> str:
@@ -126,11 +128,12 @@ class Chooser:
         return resolve_options(row.id, row.options, self.sources.get(row.id, ()))
 
     async def all(self) -> list[Standing]:
-        """A standing for each install, or for the runtime where there is none."""
-        rows = await self.catalog.rows()
+        """A standing for each install, or for the runtime where there is none or where the user
+        gave one of his own, which serves in place of all."""
         pairs: list[tuple[Row, Install | None]] = []
-        for row in rows:
-            pairs += [(row, each) for each in self.installs.all(row.id)] or [(row, None)]
+        for row in await self.catalog.rows():
+            installs = () if self._owned(row) else self.installs.all(row.id)
+            pairs += [(row, each) for each in installs] or [(row, None)]
         return list(await asyncio.gather(*(self.stand(row, install) for row, install in pairs)))
 
     async def stand(self, row: Row, install: Install | None = None) -> Standing:
@@ -138,7 +141,7 @@ class Chooser:
         try:
             return await self._stand(row, install)
         except UsageError as error:
-            return Standing(row, install, _of_error(error))
+            return Standing(row, install, _of_error(error), misuse=error)
 
     async def _stand(self, row: Row, install: Install | None) -> Standing:
         """The same, save for options that the runtime refuses: they were given wrong."""
@@ -193,7 +196,8 @@ class Chooser:
     def _owned(self, row: Row) -> bool:
         """Whether the user gave a runtime of his own for it, and so chose it."""
         option = row.info.own_option if row.info else None
-        return option is not None and self.options(row)[option].value is not None
+        given = self.sources.get(row.id, ())
+        return option is not None and any(values.get(option) for _, values in given)
 
     async def _named(self, row: Row, name: str | None) -> Standing:
         install = self.installs.get(row.id, name) if name else self.installs.in_use(row.id)

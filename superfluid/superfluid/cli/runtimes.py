@@ -34,11 +34,13 @@ def runtimes(
     import asyncio
 
     from superfluid.catalog.documents import runtimes_document
+    from superfluid.cli.settled import settled
 
     if model is not None:
         _serves(model, as_json=as_json)
         return
-    document = asyncio.run(runtimes_document(chooser()))
+    with settled(None, {}).traced():
+        document = asyncio.run(runtimes_document(chooser()))
     if as_json:
         print_json(document)
     else:
@@ -142,11 +144,17 @@ def _print_compat(document: Compat) -> None:
 
 def _plain(value: Any) -> str:
     """A value in a line; of what is too long for one, how much there is."""
-    if isinstance(value, dict):
-        text = ", ".join(f"{key} {each}" for key, each in value.items())
-    else:
-        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    text = _words(value)
     return text if len(text) <= _LONGEST else f"{len(value)}, see --json"
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {each}" for key, each in value.items())
+    if isinstance(value, list):
+        between = "; " if any(isinstance(each, dict) for each in value) else ", "
+        return between.join(map(_words, value))
+    return str(value)
 
 
 def _serves(model: str, *, as_json: bool) -> None:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
+import msgspec
+
 from superfluid.catalog.catalog import Catalog, Row
 from superfluid.catalog.prepared import Preparations
 from superfluid.catalog.standing import judge
@@ -198,8 +200,9 @@ class Installer:
                 staged = self._stage(row, order, plan, staging)
                 self.reports.stage("check")
                 probe = asyncio.run(self._probe(row, staged.place))
-                verdict = judge(row, probe)
-                self._require(row, verdict, order)
+            probe = _told(probe, order.source, staged.folder)
+            verdict = judge(row, probe)
+            self._require(row, verdict, order)
             self.reports.stage("place")
             seal(staged.folder)
             manifest = _manifest(row, staged, probe, verdict, order)
@@ -417,14 +420,35 @@ def copy_folder(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def named_as(source: str | None, staged: Path) -> Iterator[None]:
-    """Errors speak of `source`, not of the copy that is gone when they are read."""
+    """Errors speak of `source`, or of files by their place in an install, and not of the copy
+    that is gone when they are read."""
     try:
         yield
     except SuperfluidError as error:
-        if source is not None:
-            error.message = error.message.replace(str(staged), source)
-            error.fix = error.fix.replace(str(staged), source)
+        error.message = _elsewhere(error.message, source, staged)
+        error.fix = _elsewhere(error.fix, source, staged)
         raise
+
+
+def _told(probe: Probe, source: str | None, staged: Path) -> Probe:
+    """The probe in the words of `named_as`."""
+    if probe.problem is None:
+        return probe
+    return msgspec.structs.replace(
+        probe,
+        problem=_elsewhere(probe.problem, source, staged),
+        fix=_elsewhere(probe.fix, source, staged),
+    )
+
+
+def _elsewhere(text: str, source: str | None, staged: Path) -> str:
+    for folder in (str(staged.resolve()), str(staged)):
+        if source is None:
+            text = text.replace(f"{folder}/", "").replace(folder, "the install")
+        elif Path(source).is_file():
+            text = text.replace(f"{folder}/{Path(source).name}", source)
+        text = text.replace(folder, source or "")
+    return text
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from superfluid.installs.installer import named_as
 from superfluid.installs.store import (
     Install,
     Installs,
@@ -15,7 +16,7 @@ from superfluid.installs.store import (
     is_name,
     seal,
 )
-from superfluid_compat.errors import InstallInUse, UnknownInstall
+from superfluid_compat.errors import InstallFailed, InstallInUse, UnknownInstall
 from superfluid_workerd.link.answers import InstallPlan
 
 Put = Callable[..., Install]
@@ -167,3 +168,29 @@ def test_what_a_server_runs_is_not_removed(kept: Installs, put: Put) -> None:
 )  # fmt: skip
 def test_an_installs_name_is_one_plain_word(name: str, fits: bool) -> None:
     assert is_name(name) is fits
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "told"),
+    [
+        (None, "{staged}/bin/libllama.so dies", "bin/libllama.so dies"),
+        (None, "no libllama lies in {staged}", "no libllama lies in the install"),
+        ("build", "{staged}/build/libllama.so dies", "{source}/build/libllama.so dies"),
+        ("libllama.so", "{staged}/libllama.so dies", "{source} dies"),
+        ("some.whl", "{staged}/x/libllama.so dies", "{source}/x/libllama.so dies"),
+    ],
+)
+def test_what_is_wrong_is_told_of_what_the_user_knows(
+    source: str | None, text: str, told: str, tmp_path: Path
+) -> None:
+    staged = tmp_path / ".staging" / "install"
+    staged.mkdir(parents=True)
+    given = None
+    if source is not None:
+        given = str(tmp_path / source)
+        Path(given).mkdir() if source == "build" else Path(given).touch()
+    wanted = told.format(source=given)
+    with pytest.raises(InstallFailed) as failed, named_as(given, staged):
+        raise InstallFailed(text.format(staged=staged))
+    assert failed.value.message == wanted
+    assert ".staging" not in failed.value.line()

@@ -126,6 +126,7 @@ def test_a_struct_of_another_size_is_refused_by_its_end(tmp_path: Path) -> None:
 def test_right_defaults_are_not_enough(tmp_path: Path) -> None:
     found = examine(build(tmp_path / "libllama.so", contract=SEVEN))
     assert (found.contract, found.reason) == (7, "canary-failed")
+    assert found.sentence.endswith("but not its behaviour: a model does not load")
     assert found.judgement.state is State.BROKEN
 
 
