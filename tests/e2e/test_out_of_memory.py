@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from support.house import SCRIPT, continued
 from support.server import Server, run, serving
 
 LIMIT_BYTES: Final = 400 << 20
+GREEDY: Final = "!"
 
 
 def _can_be_had() -> bool:
@@ -40,8 +42,8 @@ def python(tmp_path: Path) -> Iterator[Path]:
         yield path
 
 
-def complete(server: Server) -> httpx.Response:
-    body = {"model": "m", "prompt": "ab", "max_tokens": 13, "temperature": 0}
+def complete(server: Server, prompt: str = "ab", tokens: int = 13) -> httpx.Response:
+    body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
     return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
 
 
@@ -67,3 +69,25 @@ def test_a_worker_killed_for_memory_is_a_pause_and_told_as_that(
         # Its worker cannot note that it was killed, so each next one is: the stream is to blame.
         assert answer.status_code == 502
         assert answer.json()["error"]["dossier"] == kept["id"]
+
+
+def test_the_prompt_that_takes_all_memory_fails_alone(python: Path, tmp_path: Path) -> None:
+    home, others = tmp_path / "home", 7
+    orders = Orders(script=SCRIPT, context=1024, step_s=0.001, greed=GREEDY)
+    model = str(write_model(tmp_path / "m.fake", orders))
+    with (
+        serving([model, "--sandbox", "strict", "--lanes", "4"], home, str(python)) as server,
+        ThreadPoolExecutor(others + 1) as clients,
+    ):
+        assert complete(server).status_code == 200
+        answers = [clients.submit(complete, server, "ab", 600) for _ in range(others)]
+        failed = complete(server, "ab" + GREEDY)
+        texts = {answer.result().json()["choices"][0]["text"] for answer in answers}
+        kept = [json.loads(path.read_text()) for path in home.rglob("dossiers/*.json")]
+        assert complete(server).status_code == 200
+    assert texts == {continued(600, after=3)}
+    assert failed.status_code == 502
+    assert failed.json()["error"]["dossier"] in {it["id"] for it in kept}
+    assert {it["reason"] for it in kept} == {"killed by SIGKILL (Killed), out of memory"}
+    assert sum("the one stream it had failed" in it["then"] for it in kept) == 1
+    assert len(kept) == 3
