@@ -29,6 +29,7 @@ _SIDE = 2048
 _BLAS_TILE = 256
 _BLAS_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "Q6_K")
 _BLAS_ROWS = (32, 128, 512)
+_REST_S = 0.06
 _DECODE_AIM = "0.5 or more for the default model's types"
 
 
@@ -43,7 +44,7 @@ def rows(bench: Bench) -> Iterator[Row]:
                 yield from _of_type(kind, engine, floats, rounds)
         for kind in TYPES:
             if kind.name in _BLAS_TYPES and (kind.elements > 1 or exact):
-                yield from _beside_blas(kind, engine, 4 * rounds)
+                yield from _beside_blas(kind, engine, 2 * rounds)
 
 
 def _beside_blas(kind: TensorType, engine: Kernels, rounds: int) -> Iterator[Row]:
@@ -110,12 +111,13 @@ def _of_type(kind: TensorType, engine: Kernels, floats: Floats, rounds: int) -> 
 
 
 def _rates(rounds: int, *acts: tuple[Callable[[], object], int]) -> list[list[float]]:
-    """Billions of each act's amount per second, a sample per round."""
-    for act, _ in acts:
-        act()
+    """Billions of each act's amount per second, a sample per round. Before each the other's threads
+    come to rest, since those of BLAS look for work for a while, and its own are woken."""
     found: list[list[float]] = [[] for _ in acts]
     for _ in range(rounds):
         for samples, (act, amount) in zip(found, acts, strict=True):
+            time.sleep(_REST_S)
+            act()
             start = time.perf_counter()
             act()
             samples.append(amount / (time.perf_counter() - start) / 1e9)

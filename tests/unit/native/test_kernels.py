@@ -138,6 +138,23 @@ def test_a_row_has_the_same_bits_in_any_company(
     np.testing.assert_array_equal(together[seed % n : seed % n + 1], alone)
 
 
+@features_to_try
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [("F32", 2085), ("F16", 2085), ("BF16", 3072), ("Q8_0", 2080), ("Q4_K", 2304), ("MXFP4", 1056)],
+)
+def test_rows_in_parts_and_tiles_have_the_same_bits(
+    folder: Path, features: Features, name: str, columns: int
+) -> None:
+    engine = made(folder, exact=True, features=features)
+    weight, weights = bound(engine, BY_NAME[name], 301, columns)
+    x = inputs(22, columns)
+    alone = np.concatenate([engine.linear(x[i : i + 1], weight) for i in range(22)])
+    assert worst(alone, x, weights) < 1e-5
+    for n in (4, 5, 22):
+        np.testing.assert_array_equal(engine.linear(x[:n], weight), alone[:n])
+
+
 def test_activations_are_shared_and_results_placed(folder: Path) -> None:
     engine = made(folder, exact=False)
     x = inputs(3)

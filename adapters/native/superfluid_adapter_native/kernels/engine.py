@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from superfluid_adapter_native.kernels import attention, elementwise, layouts, products
+from superfluid_adapter_native.kernels import attention, elementwise, layouts, products, rows
 from superfluid_adapter_native.kernels.cache import KernelCache
 from superfluid_adapter_native.kernels.driver import Driver
 from superfluid_adapter_native.kernels.features import Features, host
@@ -27,6 +27,8 @@ _FEW_TASKS_PER_THREAD: Final = 4
 _LARGE_TASK_BYTES: Final = 256 << 10
 _MANY: Final = 16
 _TASKS_PER_THREAD: Final = 8
+_TILE_BYTES: Final = 512 << 10
+_PART: Final = 1024
 _ALONE_BYTES: Final = 32 << 10
 _ALONE_FLOATS: Final = 16 << 10
 _ALONE_MACS: Final = 64 << 10
@@ -87,7 +89,8 @@ class Kernels:
             (attention.attention, _CACHE_TYPES[_CACHE_DTYPES[cache]]) for cache in caches
         ]
         for name in {"F32", *(kind.name for kind in kinds)}:
-            typed += [(self._product(name), name), (products.reader, name)]
+            typed += [(self._product(name, n), name) for n in (1, _MANY)]
+            typed.append((products.reader, name))
         for make, name in typed:
             wanted[self._key(make, name)] = partial(make, name, self.features)
         for done, (name, build) in enumerate(sorted(wanted.items())):
@@ -134,7 +137,7 @@ class Kernels:
         if given.x.shape[1] != columns:
             raise ValueError(f"x has {given.x.shape[1]} columns, {columns} wanted")
         out = _target(out, (n, rows), apart=True)
-        make = self._product(weight.type.name)
+        make = self._product(weight.type.name, n)
         per_task = self._rows_per_task(weight, n)
         words = [weight.address, weight.row_bytes, rows, per_task]
         tail = [n, address(out), out.strides[0]]
@@ -143,21 +146,36 @@ class Kernels:
             words += [columns // weight.type.elements, *tail, *given.addresses(), columns]
         else:
             words += [columns, *tail, address(given.x), given.x.strides[0]]
+            if make is products.tiled_product:
+                words += self._tile(columns)
         kernel = self._typed(make, weight.type.name)
         tasks = -(-rows // per_task)
         self._driver.run(kernel, words, tasks, alone=n * weight.bytes < _ALONE_BYTES)
         return out
 
     def _rows_per_task(self, weight: Weight, n: int) -> int:
-        """Few rows of x read weights at memory's speed, which wants long runs of them in each thread
-        and as many in one as in another. Many rows pass by once for each task, which stays in the
-        second cache meanwhile."""
+        """Few rows of x read weights at memory's speed, which wants long runs of them in each
+        thread and as many in one as in another. Many rows pass by once for each task, which stays
+        in the second cache meanwhile."""
         if n < _MANY:
             whole = weight.bytes // (_TASK_BYTES * self._driver.threads)
             tasks = self._driver.threads * max(1, min(whole, _FEW_TASKS_PER_THREAD))
             return -(-weight.shape[0] // tasks)
         each = weight.shape[0] // (_TASKS_PER_THREAD * self._driver.threads)
         return max(1, min(each, _LARGE_TASK_BYTES // weight.row_bytes))
+
+    def _tile(self, columns: int) -> list[int]:
+        """Rows of a tile, columns of a part, each thread's room for sums and decoded weights."""
+        height, width = rows.SQUARE
+        per_tile = max(height, _TILE_BYTES // (4 * columns) // height * height)
+        cells = (per_tile // height + height) * height * width * self.features.lanes
+        return [per_tile, _PART, *self._room(cells + per_tile * columns)]
+
+    def _room(self, floats: int) -> list[int]:
+        """The address of `floats` floats for each thread, and their size in bytes."""
+        if self._scratch.size < floats * self._driver.threads:
+            self._scratch = np.empty(2 * floats * self._driver.threads, np.float32)
+        return [address(self._scratch), 4 * floats]
 
     def gather(self, weight: Weight, ids: Sequence[int] | NDArray[np.int64]) -> Floats:
         """Rows `ids` of a weight as floats: (n, columns). Raises IndexError outside its rows."""
@@ -257,14 +275,12 @@ class Kernels:
         span = start + n if not window else min(start + n, window)
         tile = attention.POSITIONS * max(size, out.shape[2])
         each = tile + heads // kv_heads * span
-        if self._scratch.size < each * self._driver.threads:
-            self._scratch = np.empty(2 * each * self._driver.threads, np.float32)
         words = [address(q), address(out), heads, kv_heads, size, out.shape[2], start, span]
         words += [elementwise.bits(scale), elementwise.bits(cap or 0.0)]
         words += [address(keys[0]), keys[0].strides[0], keys[0].strides[1]]
         words += [address(parts[1]) if len(parts) > 1 else 0 for parts in (keys, values)]
         words += [address(values[0]), values[0].strides[0], values[0].strides[1]]
-        words += [address(self._scratch), 4 * each, 4 * tile]
+        words += [*self._room(each), 4 * tile]
         kernel = self._typed(attention.attention, _CACHE_TYPES[keys[0].dtype.name])
         self._driver.run(kernel, words, n * kv_heads, alone=n * (each - tile) * size < _ALONE_MACS)
         return out
@@ -280,9 +296,10 @@ class Kernels:
         kernel = self._kernel(name, make)
         self._driver.run(kernel, words, tasks, alone=floats < _ALONE_FLOATS)
 
-    def _product(self, kind: str) -> _Maker:
-        integers = not self.exact and kind in layouts.UNPACK
-        return products.int8_product if integers else products.float_product
+    def _product(self, kind: str, n: int = 1) -> _Maker:
+        if not self.exact and kind in layouts.UNPACK:
+            return products.int8_product
+        return products.float_product if n < rows.SQUARE[1] else products.tiled_product
 
     def _key(self, make: _Maker, kind: str) -> str:
         return f"{make.__name__}-{kind}-{self.features.name}"

@@ -1,14 +1,13 @@
 """The inner loops, one matrix row at a time, as functions that compiled code can call.
 
-A row, or on the float route four, meets a *tile* of one or four rows of x. However wide the tile,
-an element of the result is summed in the same order, so it has the same bits whatever else is
-computed beside it.
+Rows, one or four, meet a *tile* of one or four rows of x. However wide the tile, an element of the
+result is summed in the same order, so it has the same bits whatever else is computed beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from llvmlite import ir
 from numba.core import types
@@ -30,7 +29,9 @@ from superfluid_adapter_native.quants.types import BY_NAME
 
 TILE: Final = 4
 HEIGHT: Final = 4
-"""Rows of weights that meet a tile together on the float route."""
+"""Rows of weights that meet one row of x together on the float route."""
+SQUARE: Final = (4, 4)
+"""Rows of weights, and of x, that meet in registers where both are many."""
 
 
 def moved(e: Emit, pointer: Value, index: Value, size: int) -> Value:
@@ -54,30 +55,67 @@ def _finish(e: Emit, sums: Sequence[Value], targets: Sequence[Value]) -> None:
         e.store(e.total(e.b.load(cell)), target, 0)
 
 
-def float_dot(name: str, height: int, tile: int, features: Features) -> Inline:
-    """Dot products of `height` rows of `columns` weights with rows of floats."""
+def float_dot(name: str, height: int, features: Features) -> Inline:
+    """Dot products of `height` rows of `columns` weights with one row of floats."""
     lanes = features.lanes
 
     def write(builder: Value, *arguments: Value) -> None:
-        w, row_bytes, columns, x, x_stride, out, out_stride = arguments
+        w, row_bytes, columns, x, out = arguments
         e = Emit(builder, features)
-        xs, targets = _tile(e, x, x_stride, tile), _tile(e, out, out_stride, tile)
-        cells = [_sums(builder, tile, lanes) for _ in range(height)]
+        source, sums = e.pointer(x), _sums(builder, height, lanes)
         nowhere = ir.Constant(I64, 0)
-        for rows, offset in _weights(e, name, _tile(e, w, row_bytes, height), nowhere, columns):
-            wide = [_joined(e, values, lanes) for values in rows]
-            for t, pointer in enumerate(xs):
-                here = moved(e, pointer, offset, 1)
-                for i in range(len(wide[0])):
-                    width = int(rows[0][0].type.count) if len(rows[0]) == 1 else lanes
-                    read = e.load(here, 4 * lanes * i, vector(FLOAT, width))
-                    for values, sums in zip(wide, cells, strict=True):
-                        before = builder.load(sums[t])
-                        builder.store(e.fma(values[i], e.padded(read, lanes), before), sums[t])
-        for r, sums in enumerate(cells):
-            _finish(e, sums, [e.past(target, 4 * r) for target in targets])
+        for each, offset in _weights(e, name, _tile(e, w, row_bytes, height), nowhere, columns):
+            _add_products(e, each, [moved(e, source, offset, 1)], [[cell] for cell in sums])
+        _finish(e, sums, _tile(e, out, ir.Constant(I64, 4), height))
 
-    return inline("w row_bytes columns x x_stride out out_stride", types.void, write)
+    return inline("w row_bytes columns x out", types.void, write)
+
+
+def square_dot(name: str, height: int, tile: int, features: Features) -> Inline:
+    """A part, `columns` long, of the dot products of `height` rows of floats of type `name` with
+    `tile` rows.
+
+    Sums begin at `begun` where that is no null, and end in `left` (both height * tile vectors of
+    `lanes` floats) or, where that is null, in `out`. So are many parts summed as one."""
+    lanes = features.lanes
+    kind = vector(FLOAT, lanes)
+
+    def write(builder: Value, *arguments: Value) -> None:
+        w, w_stride, columns, x, x_stride, begun, left, out, out_stride = arguments
+        e = Emit(builder, features)
+        cells = [_sums(builder, tile, lanes) for _ in range(height)]
+        flat = [cell for sums in cells for cell in sums]
+        null = ir.Constant(I64, 0)
+        with builder.if_then(builder.icmp_unsigned("!=", begun, null)):
+            for i, cell in enumerate(flat):
+                builder.store(e.load(e.pointer(begun), 4 * lanes * i, kind), cell)
+        xs = _tile(e, x, x_stride, tile)
+        for each, offset in _weights(e, name, _tile(e, w, w_stride, height), null, columns):
+            _add_products(e, each, [moved(e, pointer, offset, 1) for pointer in xs], cells)
+        with builder.if_else(builder.icmp_unsigned("!=", left, null)) as (goes_on, ends):
+            with goes_on:
+                for i, cell in enumerate(flat):
+                    e.store(builder.load(cell), e.pointer(left), 4 * lanes * i)
+            with ends:
+                targets = _tile(e, out, out_stride, tile)
+                for r, sums in enumerate(cells):
+                    _finish(e, sums, [e.past(target, 4 * r) for target in targets])
+
+    return inline("w w_stride columns x x_stride begun left out out_stride", types.void, write)
+
+
+def _add_products(
+    e: Emit, weights: Sequence[Sequence[Value]], xs: Sequence[Value], cells: Sequence[Sequence[Any]]
+) -> None:
+    """Adds the products of each row's next weights with those floats of each of `xs` to a cell."""
+    lanes = e.features.lanes
+    wide = [_joined(e, values, lanes) for values in weights]
+    width = int(weights[0][0].type.count) if len(weights[0]) == 1 else lanes
+    for t, here in enumerate(xs):
+        for i in range(len(wide[0])):
+            read = e.padded(e.load(here, 4 * lanes * i, vector(FLOAT, width)), lanes)
+            for values, sums in zip(wide, cells, strict=True):
+                e.b.store(e.fma(values[i], read, e.b.load(sums[t])), sums[t])
 
 
 def _joined(e: Emit, values: Sequence[Value], lanes: int) -> Sequence[Value]:
