@@ -950,7 +950,7 @@ def test_every_value_shows_where_it_comes_from(engine: Engine, tmp_path: Path) -
         cache-bytes = "2M"
         """
     )
-    shown = engine.json("config", "show", "small", SUPERFLUID_LANES="5")
+    shown = engine.json("config", "show", "small", SUPERFLUID_LANES="5", SUPERFLUID_PORT="")
     expected: dict[str, tuple[Any, str]] = {
         "lanes": (5, "environment"),
         "port": (9999, f"config {file}"),
