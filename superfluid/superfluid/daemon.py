@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 from collections.abc import Coroutine, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -192,6 +191,7 @@ class Choosing:
             rights=self._rights(choice),
             install=_digest(choice),
             remedy=row.entry.remedy,
+            recheck=self.recheck,
             origins=origins(settings.common) | origins(named),
         )
 
@@ -199,19 +199,22 @@ class Choosing:
         """The argv of a worker of what was chosen. Raises `RuntimeUnavailable`."""
         if self._choice is None:
             raise RuntimeBroken("no runtime was chosen")
-        self._judge_again(self._choice.standing)
         row, place = self._choice.standing.row, self._choice.standing.place
         return self._catalog.workerd.argv(row.id, "serve", "--link", str(link), place=place)
 
-    def _judge_again(self, before: Standing) -> None:
-        """Where files of the runtime are not those that were judged, judge it once more: a worker
-        may not. The loop waits meanwhile, and so do clients, who are without a worker anyway."""
+    def recheck(self) -> Coroutine[Any, Any, None] | None:
+        """Where files of the runtime are not those that were judged, what judges it once more: a
+        worker may not. It raises `RuntimeUnavailable`."""
+        if self._choice is None or self._chooser is None:
+            return None
+        before = self._choice.standing
         gone = before.install is not None and before.install.missing()
-        if self._chooser is None or (not gone and unchanged(self._files)):
-            return
-        with ThreadPoolExecutor(1) as pool:
-            judging = self._chooser.stand(before.row, before.install)
-            standing = pool.submit(asyncio.run, judging).result()
+        if not gone and unchanged(self._files):
+            return None
+        return self._judge_again(self._chooser, before)
+
+    async def _judge_again(self, chooser: Chooser, before: Standing) -> None:
+        standing = await chooser.stand(before.row, before.install)
         if not standing.verdict.serves:
             raise standing.verdict.error(standing.label)
         self._files = stamps(standing.probe) if standing.probe else []

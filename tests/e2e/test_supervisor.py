@@ -10,7 +10,10 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from superfluid_adapter_fake.orders import Act, Moment, Orders, write_model
@@ -35,7 +38,7 @@ from superfluid_compat.errors import (
     WorkerGaveUp,
 )
 from superfluid_workerd.link.frames import GenerationRequest, Text, Tokens
-from support.house import GREEDY, QUICK, SCRIPT, Open, continued, reaches, runs
+from support.house import GREEDY, QUICK, SCRIPT, Open, continued, fake_spec, reaches, runs
 
 
 async def test_a_model_is_served_and_goes_cleanly(house: Open) -> None:
@@ -329,6 +332,71 @@ async def test_a_worker_that_does_not_read_its_link_is_ended(
     served = house(script="ready(); time.sleep(3600)")
     with pytest.raises(WorkerDied, match="did not read its link"):
         await served.supervisor.tokenize("m", Text(text="x" * (4 << 20)), special=False)
+
+
+async def test_what_a_worker_runs_is_looked_at_while_all_else_goes_on(
+    house: Open, tmp_path: Path
+) -> None:
+    """A restart whose recheck takes long holds up nobody but those who wait for the worker."""
+    passed, gate = asyncio.Event(), asyncio.Event()
+    asked = 0
+
+    async def look() -> None:
+        passed.set()
+        await gate.wait()
+
+    def recheck() -> Coroutine[Any, Any, None] | None:
+        nonlocal asked
+        asked += 1
+        return look() if asked == 2 else None
+
+    served = house(spec=replace(fake_spec(tmp_path), recheck=recheck))
+    await served.supervisor.served()
+    os.kill(served.note(), signal.SIGKILL)
+    waiting = asyncio.create_task(served.text())
+    await passed.wait()
+    assert served.supervisor.health()["status"] != "ok"
+    assert not waiting.done()
+    gate.set()
+    assert await waiting == "llo world. He"
+    assert (asked, served.host.spawned) == (2, 2)
+
+
+@pytest.mark.parametrize("way", ["drain", "kill"])
+async def test_an_end_while_what_a_worker_runs_is_looked_at(
+    way: str, house: Open, tmp_path: Path
+) -> None:
+    passed, left = asyncio.Event(), asyncio.Event()
+
+    async def look() -> None:
+        passed.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.set()
+
+    served = house(spec=replace(fake_spec(tmp_path), recheck=look))
+    await passed.wait()
+    if way == "drain":
+        served.supervisor.drain(10.0)
+    else:
+        served.supervisor.kill()
+    await served.supervisor.over()
+    assert left.is_set()
+    assert served.host.pid is None
+
+
+async def test_what_keeps_a_worker_from_starting_is_said_by_who_looked(
+    house: Open, tmp_path: Path
+) -> None:
+    async def look() -> None:
+        raise ContractRefused("the library has contract 1", fix="get another")
+
+    served = house(spec=replace(fake_spec(tmp_path), recheck=look))
+    problem = await served.supervisor.over()
+    assert isinstance(problem, RuntimeBroken)
+    assert "the library has contract 1" in problem.message
+    assert problem.fix == "get another"
 
 
 async def test_a_worker_that_cannot_be_started_is_final(house: Open, tmp_path: Path) -> None:

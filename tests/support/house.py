@@ -67,7 +67,11 @@ class House:
 Open = Callable[..., House]
 
 
-def _fake(folder: Path, orders: Orders, workerd: Workerd) -> ModelSpec:
+def fake_spec(
+    folder: Path, orders: Orders | None = None, workerd: Workerd | None = None
+) -> ModelSpec:
+    """What serves the fake adapter's model, in a folder of its own."""
+    workerd, orders = workerd or shipped(), orders or Orders(script=SCRIPT)
     model, shared = write_model(folder / "m.fake", orders), folder / "shared"
     shared.mkdir()
     return ModelSpec(
@@ -123,7 +127,7 @@ async def houses(folder: Path) -> AsyncIterator[Open]:
             source = folder / "worker.py"
             source.write_text(HEAD + textwrap.dedent(script))
             workerd = Workerd((sys.executable, str(source)))
-        chosen = spec or _fake(folder, orders or Orders(script=SCRIPT), workerd)
+        chosen = spec or fake_spec(folder, orders, workerd)
         opened.append(House(folder, chosen, limits))
         opened[-1].supervisor.start()
         return opened[-1]

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -78,6 +78,8 @@ class ModelSpec:
     from the scratch folder. `origins` tells each option's value and where it came from. `rights`
     is what a worker may do beside using its scratch; without it, whatever this user may.
     `install` is the digest of the install's manifest, `remedy` what may mend a broken runtime.
+    `recheck` is asked before each worker: None when what it runs is as it was, else what looks at
+    it again and raises what keeps the worker from starting.
     """
 
     name: str
@@ -89,6 +91,7 @@ class ModelSpec:
     rights: Rights | None = None
     install: str = ""
     remedy: str | None = None
+    recheck: Callable[[], Coroutine[Any, Any, None] | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,7 @@ class ModelHost:
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._worker: Worker | None = None
+        self._rechecking: asyncio.Task[None] | None = None
         self._scratch = Scratch(folders.scratch)
         self._group = ""
         self._born = 0.0
@@ -387,9 +391,11 @@ class ModelHost:
             case life.SendShutdown():
                 self._send(frames.Shutdown())
             case life.End():
+                self._stop_rechecking()
                 if self._worker is not None:
                     self._worker.process.end()
             case life.Kill():
+                self._stop_rechecking()
                 if self._worker is not None:
                     self._worker.process.kill()
             case life.Bury():
@@ -408,6 +414,33 @@ class ModelHost:
         self._found_bytes = memory.available()
         self._killed = memory.kills()
         self.spawned += 1
+        try:
+            again = self.spec.recheck()
+        except Exception as error:  # noqa: BLE001  # recorded, and the last one's is what is told
+            self._never_born(shortage.not_started(self.spec.name, error, self.spec.remedy))
+        else:
+            if again is None:
+                self._start()
+            else:
+                self._rechecking = asyncio.create_task(again)
+                self._rechecking.add_done_callback(self._rechecked)
+
+    def _rechecked(self, task: asyncio.Task[None]) -> None:
+        self._rechecking = None
+        if task.cancelled():
+            self._dispatch(life.Exited(""))
+            return
+        match task.exception():
+            case None:
+                self._start()
+            case Exception() as error:
+                self._never_born(shortage.not_started(self.spec.name, error, self.spec.remedy))
+
+    def _stop_rechecking(self) -> None:
+        if self._rechecking is not None:
+            self._rechecking.cancel()
+
+    def _start(self) -> None:
         try:
             scratch = self._scratch.make()
             self._worker = Worker(
