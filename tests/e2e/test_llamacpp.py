@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -136,10 +137,24 @@ def folder_linked_from_elsewhere(folder: Path) -> Path:
     return folder.parent / "current"
 
 
+def found_by_its_runpath(folder: Path) -> Path:
+    """All of it lies in a folder beside its own, which the linker is told of."""
+    sibling = folder.parent / "engine"
+    sibling.mkdir()
+    shutil.copy(library(INSTALLED), sibling / "libengine.so.1")
+    path = folder / "libllama.so"
+    linked = ["-Wl,--no-as-needed", f"-L{sibling}", "-l:libengine.so.1"]
+    linked.append("-Wl,-rpath,$ORIGIN/../engine")
+    empty = ["-x", "c", "/dev/null", "-x", "none"]
+    subprocess.run(["cc", "-shared", "-fPIC", *empty, "-o", str(path), *linked], check=True)
+    assert b"\0libengine.so.1\0" in path.read_bytes()
+    return path
+
+
 @pytest.mark.parametrize(
     "make",
     [named_unlike_a_library, linked_by_version, linked_from_elsewhere,
-     folder_linked_from_elsewhere],
+     folder_linked_from_elsewhere, found_by_its_runpath],
 )  # fmt: skip
 def test_a_library_laid_out_in_any_usual_way_serves_from_within_the_sandbox(
     make: Callable[[Path], Path], model: Path, tmp_path: Path
@@ -159,6 +174,25 @@ def test_a_lone_library_is_installed_as_it_is(model: Path, tmp_path: Path) -> No
     words = [str(model), "--threads", "1", "--runtime", "llamacpp", "--untested"]
     with serving(words, home) as server:
         assert completed(server).status_code == 200
+
+
+def test_many_prompts_that_branch_in_a_window_cost_one_worker_nothing(
+    home: Path, tmp_path: Path
+) -> None:
+    """Each is copied from what came before as far as its window is held, and given back."""
+    path = write_model(tmp_path / "m.gguf", TinyModel("gemma3", window=32, context=1024))
+    drawn = np.random.default_rng(5)
+    trunk = drawn.integers(5, 300, 400).tolist()
+    words = [str(path), "--runtime", "llamacpp", "--threads", "1", "--lanes", "2"]
+    with serving([*words, "--context", "512"], home) as server:
+        worker = worker_of(server)
+        for _ in range(80):
+            at = int(drawn.integers(20, 400))
+            prompt = trunk[:at] + drawn.integers(5, 300, 8).tolist()
+            answer = completed(server, prompt=prompt, max_tokens=4, ignore_eos=True)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["usage"]["completion_tokens"] == 4
+        assert worker_of(server) == worker
 
 
 # What happens to a library while it serves.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from superfluid_adapter_llamacpp import adapter, probe, recipes
-from superfluid_adapter_llamacpp.contracts import contracts, served
+from superfluid_adapter_llamacpp.contracts import contracts, known, served
 from superfluid_adapter_llamacpp.probe import Finding
 from superfluid_adapter_llamacpp.recipes import RECIPES, backend_of, finish, versions
 from superfluid_compat.errors import RuntimeBroken, Unsupported
@@ -113,3 +114,21 @@ def test_a_gpus_install_that_finds_none_gives_way(
         assert found.rule == Rule.NO_DEVICE
     else:
         assert (found.problem, found.tested, found.abi) == (None, True, 7)
+
+
+def test_the_page_lists_the_contracts_as_they_are() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "llamacpp-runtime.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d+) \| ([^|]+) \| (yes|no) \| ([^|]+) \|$", page, re.M)
+
+    def told(builds: Iterable[str]) -> str:
+        return ", ".join(dict.fromkeys(builds)) or "none"
+
+    assert [tuple(row) for row in rows] == [
+        (
+            str(number),
+            told(one.builds),
+            "yes" if one.served else "no",
+            told(it.build for it in known().values() if it.contract == number),
+        )
+        for number, one in sorted(contracts().items(), reverse=True)
+    ]

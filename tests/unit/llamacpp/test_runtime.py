@@ -3,7 +3,9 @@ or wait without end."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,28 @@ def test_a_branch_within_what_is_held_is_copied_and_one_before_it_costs_nothing(
             runtime.seq_truncate(fresh, 0)
         assert runtime.seq_length(sequence) == 1500
         made = [runtime.seq_create() for _ in range(runtime.describe().sequences - 2)]
+        assert len(set(made)) == len(made)
+
+
+def test_copies_that_are_given_back_leave_nothing(tmp_path: Path, shared: Path) -> None:
+    model, tokens = write_model(tmp_path / "m.gguf", WINDOWED), drawn(1500)
+    with opened(model, shared, context=2048, lanes=3, ubatch_size=64) as loaded:
+        runtime = loaded.runtime
+        sequence = runtime.seq_create()
+        runtime.step([Feed(sequence, tokens, 0, "none")], ignore)
+        before, held = runtime.memory(), list[int]()
+        tracemalloc.start()
+        for turn in range(200):
+            with contextlib.suppress(Unsupported):
+                copy = runtime.seq_copy(sequence, 1500 - turn * 7)
+                runtime.seq_free(runtime.seq_import(runtime.seq_export(copy)))
+                runtime.seq_free(copy)
+            held.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+        state = len(runtime.seq_export(sequence))
+        assert runtime.memory() == before
+        assert held[-1] - held[20] < state
+        made = [runtime.seq_create() for _ in range(runtime.describe().sequences - 1)]
         assert len(set(made)) == len(made)
 
 
