@@ -213,6 +213,7 @@ class _Assembly:
                 self.header.fingerprint.hex(),
                 *(self.settings.text(name) for name in ("cache-type-k", "cache-type-v")),
                 self.settings.text("flash-attn"),
+                self.settings.flag("swa-full"),
                 self.settings.positions(),
             ),
             weights=int(model.ask("size")),

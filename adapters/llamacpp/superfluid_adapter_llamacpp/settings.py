@@ -91,8 +91,8 @@ OPTIONS: Final = (
            minimum=0, maximum=1 << 24, unit="tokens"),
     Option("yarn-ext-factor", Kind.NUMBER, "YaRN's extrapolation mix; negative is the model's",
            minimum=-1, maximum=1),
-    Option("yarn-attn-factor", Kind.NUMBER, "YaRN's attention factor; negative is the model's",
-           minimum=-1, maximum=1e6),
+    Option("yarn-attn-factor", Kind.NUMBER, "YaRN's attention factor, which llama.cpp chooses "
+           "itself unless yarn-ext-factor is 0; negative is the model's", minimum=-1, maximum=1e6),
     Option("yarn-beta-fast", Kind.NUMBER, "YaRN's high correction dimension; negative is the "
            "model's", minimum=-1, maximum=1e6),
     Option("yarn-beta-slow", Kind.NUMBER, "YaRN's low correction dimension; negative is the "
@@ -296,6 +296,29 @@ def _check_scales(settings: Settings) -> None:
         )
 
 
+def _check_unscaled(settings: Settings) -> None:
+    for name in ("rope-scale", "rope-freq-scale"):
+        if settings.text("rope-scaling") == "none" and settings.values[name]:
+            _refuse(
+                name,
+                f"{settings.values[name]:g} scales nothing where rope-scaling is none",
+                "leave one of the two out, or give --llamacpp-rope-scaling linear or yarn",
+            )
+
+
+def _check_attention_factor(settings: Settings) -> None:
+    extends = settings.values["yarn-ext-factor"]
+    mixes = settings.text("rope-scaling") == "yarn"
+    if isinstance(extends, (int, float)) and extends >= 0:
+        mixes = extends > 0
+    if mixes and settings.values["yarn-attn-factor"] is not None:
+        _refuse(
+            "yarn-attn-factor",
+            "llama.cpp chooses it itself where yarn-ext-factor is not 0",
+            "leave it out, or give --llamacpp-yarn-ext-factor 0",
+        )
+
+
 def _check_floats(settings: Settings) -> None:
     """A number that llama.cpp's 32 bits round to 0 would mean that none was given."""
     for name, value in settings.positions():
@@ -314,6 +337,8 @@ _CHECKS: Final = (
     _check_attention,
     _check_lazy,
     _check_scales,
+    _check_unscaled,
+    _check_attention_factor,
 )
 
 

@@ -87,8 +87,8 @@ def options(runtime: Runtime, as_json: Json = False) -> None:
         return
     accepts = {option.name: option.accepts() for option in row.options}
     for each in document.options:
-        default = "none" if each.default is None else each.default
-        print(f"{each.flag}  {accepts[each.name]}  [default: {default}]")
+        default = "no default" if each.default is None else f"default: {each.default}"
+        print(f"{each.flag}  {accepts[each.name]}  [{default}]")
         print(f"    {each.help}")
 
 

@@ -8,7 +8,7 @@ import os
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from superfluid_adapter_llamacpp import loading
 from superfluid_adapter_llamacpp.llamacpp import LlamaCppAdapter
 from superfluid_adapter_llamacpp.runtime import LlamaRuntime
+from superfluid_adapter_llamacpp.settings import POSITIONS
 from superfluid_adapter_llamacpp.state import seal
 from superfluid_compat.errors import (
     BadOptionValue,
@@ -253,6 +254,63 @@ def test_a_state_that_llamacpp_refuses_leaves_the_others_as_they_were(
     again = plain.seq_create()
     last(plain, again, tokens)
     close(last(plain, kept, [9]), last(plain, again, [9]))
+
+
+def test_a_window_is_not_taken_for_a_whole_cache(tmp_path: Path, shared: Path) -> None:
+    """llama.cpp takes either's state for the other's, and then goes back to what is not there."""
+    model, exported = write_model(tmp_path / "m.gguf", WINDOWED), list[bytes]()
+    for swa_full in (False, True):
+        with opened(model, shared, context=1024, lanes=2, swa_full=swa_full) as loaded:
+            runtime = loaded.runtime
+            for payload in exported:
+                with pytest.raises(Unsupported, match="other settings"):
+                    runtime.seq_import(payload)
+            sequence = runtime.seq_create()
+            runtime.step([Feed(sequence, drawn(900), 0, "none")], ignore)
+            exported.append(runtime.seq_export(sequence))
+    with opened(model, shared, context=1024, lanes=2) as loaded:
+        assert loaded.runtime.seq_length(loaded.runtime.seq_import(exported[0])) == 900
+        with pytest.raises(Unsupported, match="other settings"):
+            loaded.runtime.seq_import(exported[1])
+
+
+YARN: Final = {"rope_scaling": "yarn", "rope_scale": 4.0, "yarn_orig_ctx": 128}
+UNMIXED: Final = {**YARN, "yarn_ext_factor": 0.0}
+TURNS: Final[list[tuple[dict[str, Any], dict[str, Any]]]] = [
+    ({}, {"rope_freq_base": 2000.0}),
+    ({}, {"rope_freq_scale": 0.5}),
+    ({}, {"rope_scale": 4.0}),
+    ({}, YARN),
+    ({"rope_scale": 4.0}, YARN),
+    (YARN, {"yarn_orig_ctx": 64}),
+    (YARN, {"yarn_ext_factor": 0.5}),
+    (YARN, {"yarn_beta_fast": 4.0}),
+    (YARN, {"yarn_beta_slow": 8.0}),
+    (UNMIXED, {"yarn_attn_factor": 2.0}),
+]
+
+
+@pytest.mark.parametrize(("before", "more"), TURNS)
+def test_each_option_that_turns_positions_reaches_the_engine(
+    before: dict[str, Any], more: dict[str, Any], tmp_path: Path, shared: Path
+) -> None:
+    model = write_model(tmp_path / "m.gguf", TinyModel(head_dim=32))
+    rows, key = list[Logits](), b""
+    for options in (before, {**before, **more}):
+        with opened(model, shared, context=256, lanes=1, **options) as loaded:
+            runtime = loaded.runtime
+            if key:
+                with pytest.raises(Unsupported, match="other settings"):
+                    runtime.seq_import(key)
+            sequence = runtime.seq_create()
+            rows.append(last(runtime, sequence, drawn(60)))
+            key = runtime.seq_export(sequence)
+    assert np.abs(rows[0] - rows[1]).max() > 0.1
+
+
+def test_positions_are_the_subject_of_every_option_about_them() -> None:
+    tried = {name.replace("_", "-") for before, more in TURNS for name in (*before, *more)}
+    assert tried == set(POSITIONS)
 
 
 def test_a_state_of_other_settings_or_another_model_is_refused(

@@ -108,6 +108,10 @@ def test_lazy_mode_is_refused_where_there_is_none() -> None:
         ({"flash_attn": "off", "split_mode": "tensor"}, "split-mode"),
         ({"lazy_mode": "on", "load_mode": "none"}, "lazy-mode"),
         ({"rope_scale": 2.0, "rope_freq_scale": 0.5}, "rope-scale"),
+        ({"rope_scaling": "none", "rope_scale": 4.0}, "rope-scale"),
+        ({"rope_scaling": "none", "rope_freq_scale": 0.5}, "rope-freq-scale"),
+        ({"rope_scaling": "yarn", "yarn_attn_factor": 2.0}, "yarn-attn-factor"),
+        ({"yarn_ext_factor": 0.5, "yarn_attn_factor": 2.0}, "yarn-attn-factor"),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(options: dict[str, Any], param: str) -> None:
@@ -138,9 +142,8 @@ def test_values_that_llamacpp_would_take_and_should_not_are_refused(name: str, t
     [
         ({}, False),
         ({"rope_scaling": "none"}, False),
-        ({"rope_scaling": "none", "rope_scale": 4.0}, False),
         ({"yarn_ext_factor": -1.0}, False),
-        ({"yarn_attn_factor": 1.0}, False),
+        ({"yarn_attn_factor": 1.0, "yarn_ext_factor": 0.0}, False),
         ({"rope_freq_scale": 0.0}, False),
         ({"rope_freq_scale": 2.0}, False),
         ({"rope_scale": 0.5}, False),
