@@ -9,8 +9,6 @@ import re
 import signal
 import socket
 import struct
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +23,7 @@ from superfluid_compat.errors import ExitCode
 from support import tiny_models
 from support.gguf_writer import write_gguf
 from support.hub_server import serving_hub
-from support.server import Ended, Server, environment, run, serving
+from support.server import MORTAL, Ended, Server, run, serving
 from support.tiny_models import TinyModel
 
 FAILURE, USAGE, MODEL = ExitCode.FAILURE, ExitCode.USAGE, ExitCode.MODEL
@@ -404,23 +402,10 @@ def fetched(ended: Ended, *words: str) -> None:
     checked(line, *words)
 
 
-# The superuser writes where it may not, unless it gave up that right (CAP_DAC_OVERRIDE) for good
-# (PR_CAPBSET_DROP).
-MORTAL: Final = """
-import ctypes, os, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)
-os.execv(sys.executable, [sys.executable, "-m", "superfluid", *sys.argv[1:]])
-"""
-
-
 def test_a_home_that_is_read_only(tmp_path: Path, home: Path) -> None:
     home.mkdir(mode=0o500)
-    command = [sys.executable, "-c", MORTAL, "serve", "--port", "0", fake(tmp_path)]
-    done = subprocess.run(
-        command, env=environment(home), capture_output=True, text=True, check=False, timeout=120
-    )
-    ended = Ended(done.returncode, done.stdout, done.stderr)
+    words = ["serve", "--port", "0", fake(tmp_path)]
+    ended = run(words, home, program=("-c", MORTAL))
     refused(ended, USAGE, "cannot be written: permission denied", "set SUPERFLUID_HOME")
 
 

@@ -54,7 +54,7 @@ def read_elf(path: Path) -> Elf:
             try:
                 return _Reader(data).read()
             except (struct.error, IndexError, OverflowError) as error:
-                raise NotElf(f"an ELF file whose tables lie outside of it ({error})") from error
+                raise NotElf("an ELF file whose tables lie outside of it") from error
 
 
 def here() -> str:

@@ -131,7 +131,7 @@ def find(named: Path) -> Path:
         for pattern in _NAMES:
             for found in sorted(folder.glob(pattern)):
                 return _regular(found.absolute())
-    raise NotLoadable(f"no libllama lies in {named}")
+    raise NotLoadable("a folder in which no libllama lies")
 
 
 def _regular(path: Path) -> Path:

@@ -163,7 +163,7 @@ def finish(chosen: InstallPlan, staged: Path) -> None:
     try:
         home = find(staged).parent
     except NotLoadable as error:
-        raise RuntimeBroken(str(error), fix="give a build that holds libllama") from error
+        raise RuntimeBroken(f"{staged}: {error}", fix="give a build that holds libllama") from error
     for path in _strays(staged, home):
         shutil.move(path, home / path.name)
     record = msgspec.json.encode(Installed(chosen.backend))

@@ -92,7 +92,7 @@ def test_what_came_in_folders_of_its_own_is_laid_beside_the_library(tmp_path: Pa
 
 def test_nothing_that_could_be_loaded_is_no_install(tmp_path: Path) -> None:
     (tmp_path / "README").touch()
-    with pytest.raises(RuntimeBroken, match="no libllama lies in"):
+    with pytest.raises(RuntimeBroken, match="a folder in which no libllama lies"):
         finish(InstallPlan(version="b1"), tmp_path)
     assert backend_of(tmp_path) == ""
 
