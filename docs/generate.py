@@ -89,8 +89,8 @@ def exit_codes_page() -> str:
         "Exit codes and errors",
         "Every refusal and failure is one line on standard error, `superfluid: ` and then what "
         "was found, what was wanted and what to do. A command stopped by Ctrl-C ends "
-        "with 130, `serve` with 0 from the moment it hears signals, which takes it about half "
-        "a second; before that it ends with 130.",
+        "with 130, `serve` with 0, whether SIGINT, SIGTERM, SIGHUP or SIGUSR1 stops it, and "
+        "whenever it comes once Python has started.",
         _table(("exit code", "meaning"), codes),
         "## Errors",
         "The code stands in HTTP error bodies and dossiers. `what to do` is what the error says "

@@ -7,14 +7,13 @@ import contextlib
 import errno
 import hashlib
 import os
-import signal
 import socket
 from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from superfluid import control
+from superfluid import control, signals
 from superfluid.catalog.catalog import Catalog
 from superfluid.catalog.environment import worker_environment
 from superfluid.catalog.prepared import Preparations, Say, stamps, unchanged
@@ -33,6 +32,7 @@ from superfluid_compat.errors import (
     RuntimeBroken,
     UnknownModel,
     UsageError,
+    one_line,
 )
 from superfluid_workerd.link.answers import Rights as Declared
 from superfluid_workerd.link.frames import Class, Load
@@ -88,21 +88,21 @@ def run(settings: ServeSettings, say: Say | None = None) -> ExitCode:
 async def serve(settings: ServeSettings, say: Say, catalog: Catalog | None = None) -> ExitCode:
     """`run` within an event loop, which must be the main thread's."""
     with (
-        Signals() as signals,
+        Signals() as heard,
         bound(settings.host, settings.port) as listener,
         name.held(settings.state / "servers" / settings.server) as home,
     ):
         folders = Folders(home / "scratch", settings.state / "dossiers", home / "workers")
         _clear(folders)
         choosing = Choosing(settings, catalog or reading(settings), say)
-        spec = await signals.unless_asked(choosing.spec())
+        spec = await heard.unless_asked(choosing.spec())
         if spec is None:
             return ExitCode.OK
         with choosing.held():
             host = ModelHost(spec, folders)
             answers = Controlled(settings.server, Supervisor([host]), listener)
             async with control.listening(home, answers):
-                return await _serve(answers, host, signals, say, settings.service_class)
+                return await _serve(answers, host, heard, say, settings.service_class)
 
 
 def reading(settings: ServeSettings) -> Catalog:
@@ -261,7 +261,7 @@ def origins(options: Mapping[str, Resolved]) -> dict[str, Any]:
 
 
 async def _serve(
-    answers: Controlled, host: ModelHost, signals: Signals, say: Say, service_class: Class
+    answers: Controlled, host: ModelHost, heard: Signals, say: Say, service_class: Class
 ) -> ExitCode:
     supervisor, listener = answers.supervisor, answers.listener
     supervisor.start()
@@ -269,8 +269,8 @@ async def _serve(
     answering = asyncio.create_task(server.serve(sockets=[listener]))
     over = asyncio.create_task(supervisor.over())
     ready = asyncio.create_task(_announce(host, listener, say))
-    asked = asyncio.create_task(signals.asked.wait())
-    insisted = asyncio.create_task(signals.insisted.wait())
+    asked = asyncio.create_task(heard.asked.wait())
+    insisted = asyncio.create_task(heard.insisted.wait())
     try:
         await asyncio.wait({over, asked, answering}, return_when=asyncio.FIRST_COMPLETED)
         if answering.done():
@@ -364,25 +364,37 @@ def _http(supervisor: Supervisor, listener: socket.socket, service_class: Class)
 
 
 class Signals:
-    """SIGINT and SIGTERM while the block runs: the first asks to end, the second insists. SIGUSR1
-    asks too, and never insists."""
+    """What the loop hears while the block runs, and before it what was held back. Each asks to end;
+    a second SIGINT or SIGTERM insists, whatever else asked. SIGHUP stays ignored if it was. What
+    comes after the block is held back again: the exit code is settled then.
+    """
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.insisted = asyncio.Event()
+        self._stopping = False
+        self._hearing = contextlib.ExitStack()
 
     def __enter__(self) -> Signals:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self.hear)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.asked.set)
+        loop = asyncio.get_running_loop()
+        for number in signals.STOPPING:
+            loop.add_signal_handler(number, self.stop)
+        for number in signals.leaving():
+            loop.add_signal_handler(number, self.asked.set)
+        self._hearing.enter_context(signals.heard())
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            asyncio.get_running_loop().remove_signal_handler(number)
+        # The handlers go with the loop, which outlives its threads: until then no other thread
+        # that a signal may be sent to finds it deadly.
+        self._hearing.close()
 
-    def hear(self) -> None:
-        (self.insisted if self.asked.is_set() else self.asked).set()
+    def stop(self) -> None:
+        """What SIGINT and SIGTERM do."""
+        self.asked.set()
+        if self._stopping:
+            self.insisted.set()
+        self._stopping = True
 
     async def unless_asked(self, work: Coroutine[Any, Any, T]) -> T | None:
         """The result of `work`, or None, with `work` cancelled, when a signal comes first."""
@@ -426,4 +438,5 @@ def _cannot_listen(host: str, port: int, error: OSError) -> PortInUse | UsageErr
 
 
 def _print(line: str) -> None:
-    print(line, flush=True)
+    with contextlib.suppress(OSError):  # whoever read may be gone; who serves goes on
+        print(one_line(line), flush=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from superfluid.paths import open_private
-from superfluid_compat.errors import BadConfig
+from superfluid_compat.errors import BadConfig, one_line
 
 ROOT: Final = "superfluid"
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -35,12 +35,12 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         stamp = f"{seconds}.{int(record.msecs):03d}Z"
-        message = " ".join(record.getMessage().split())
         fields = {k: v for k, v in vars(record).items() if k not in _STANDARD}
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         pairs = "".join(f" {key}={_plain(value)}" for key, value in fields.items())
-        return f"{stamp} {record.levelname.lower()} {record.name} {message}{pairs}"
+        head = f"{stamp} {record.levelname.lower()} {record.name}"
+        return one_line(f"{head} {record.getMessage()}{pairs}")
 
 
 def _plain(value: Any) -> str:

@@ -19,7 +19,8 @@ import psutil
 import pytest
 from superfluid_adapter_fake.orders import Moment, Orders, write_model
 
-from support.server import Server, environment, run, serving
+from superfluid import control
+from support.server import Ended, Server, environment, run, serving
 
 SCRIPT = "Hello world. "
 
@@ -117,6 +118,109 @@ def test_a_signal_ends_it_cleanly(tmp_path: Path, home: Path, number: signal.Sig
     assert list(home.rglob("dossiers/*")) == []
 
 
+STRUCK = """
+import os, sys
+
+_, module, number, *sys.argv[1:] = sys.argv
+
+class Strike:
+    def find_spec(self, name, *_):
+        if name == module:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), int(number))
+
+sys.meta_path.insert(0, Strike())
+from superfluid.cli import main
+main()
+"""
+"""superfluid, sent a signal when it first imports a module."""
+
+
+def struck(module: str, number: signal.Signals, arguments: list[str], home: Path) -> Ended:
+    done = subprocess.run(
+        [sys.executable, "-c", STRUCK, module, str(int(number)), *arguments],
+        env=environment(home), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        check=False, timeout=120,
+    )  # fmt: skip
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("module", "number"),
+    [
+        *itertools.product(
+            ["typer.main", "superfluid.cli.serve", "superfluid.models.store", "superfluid.daemon",
+             "superfluid.supervisor.host", "uvicorn"],
+            [signal.SIGINT, signal.SIGTERM],
+        ),
+        ("superfluid.cli.app", signal.SIGHUP),
+        ("superfluid.cli.app", signal.SIGUSR1),
+    ],
+)  # fmt: skip
+def test_a_signal_before_it_serves_is_a_clean_and_quiet_end(
+    tmp_path: Path, home: Path, module: str, number: signal.Signals
+) -> None:
+    arguments = ["serve", model(tmp_path), "--log-level", "error"]
+    ended = struck(module, number, arguments, home)
+    assert (ended.code, ended.err) == (0, "")
+    assert list(home.rglob("workers/*.json")) == []
+
+
+def test_another_command_is_interrupted_without_a_traceback(home: Path) -> None:
+    ended = struck("typer.main", signal.SIGINT, ["models", "list"], home)
+    assert (ended.code, ended.out, ended.err) == (130, "", "superfluid: interrupted\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_it_serves_whichever_of_its_streams_is_closed(
+    tmp_path: Path, home: Path, closed: str
+) -> None:
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh"]
+    command = [sys.executable, "-m", "superfluid", "serve", model(tmp_path)]
+    process = subprocess.Popen(
+        [*shell, *command],
+        env=environment(home),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    with ended_after(process):
+        url = until_served(process, home)
+        assert httpx.get(f"{url}/models").json()["data"][0]["id"] == "m"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def test_it_serves_though_nobody_reads_what_it_prints(tmp_path: Path, home: Path) -> None:
+    gone, output = os.pipe()
+    os.close(gone)
+    command = [sys.executable, "-m", "superfluid", "serve", model(tmp_path)]
+    process = subprocess.Popen(command, env=environment(home), stdout=output, stderr=output)
+    os.close(output)
+    with ended_after(process):
+        until_served(process, home)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+@contextlib.contextmanager
+def ended_after(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def until_served(process: subprocess.Popen[bytes], home: Path) -> str:
+    """The URL of the one server of `home`, which `process` is, once it serves."""
+    while process.poll() is None:
+        for found in control.running(home / "state" / "servers"):
+            if found.models[0].state == "serving":
+                return found.url
+        time.sleep(0.01)
+    pytest.fail(f"it ended with {process.returncode}")
+
+
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
     path = tmp_path / "gate"
@@ -124,15 +228,31 @@ def gate(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_running_answer_is_finished_first(tmp_path: Path, home: Path, gate: Path) -> None:
+@pytest.mark.parametrize(
+    "numbers",
+    [(signal.SIGHUP, signal.SIGHUP), (signal.SIGUSR1, signal.SIGTERM), (signal.SIGTERM,)],
+)
+def test_what_ends_it_once_lets_a_running_answer_finish(
+    tmp_path: Path, home: Path, gate: Path, numbers: tuple[signal.Signals, ...]
+) -> None:
     orders = Orders(script=SCRIPT, gate=str(gate), step_s=0.01)
     with serving([model(tmp_path, orders)], home) as server, streaming(server, gate) as texts:
-        os.kill(server.pid, signal.SIGTERM)
-        until_draining(server)
+        for number in numbers:
+            os.kill(server.pid, number)
+            until_draining(server)
         assert complete(server).status_code == 503
         gate.touch()
         assert len("".join(texts)) == 200
         assert server.wait().code == 0
+
+
+def test_a_hangup_is_ignored_where_it_was_told_to_be(tmp_path: Path, home: Path) -> None:
+    program = (sys.executable, "-m", "superfluid")
+    with serving([model(tmp_path)], home, python="nohup", program=program) as server:
+        os.kill(server.pid, signal.SIGHUP)
+        assert complete(server).status_code == 200
+        assert httpx.get(f"{server.url}/health").json()["models"]["m"]["state"] == "serving"
+        assert server.stop().code == 0
 
 
 def test_a_second_signal_stops_at_once(tmp_path: Path, home: Path, gate: Path) -> None:

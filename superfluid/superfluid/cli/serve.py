@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer import core
 
+from superfluid import signals
 from superfluid.cli.completion import option_flags, option_values, runtime_choices, words_of
 from superfluid.cli.settled import Settled, settled
 from superfluid.config import SERVE, server_name
@@ -112,21 +113,22 @@ def serve(
 def _served(told: Settled, *, plan: bool, as_json: bool) -> ExitCode:
     server_name(_text(told.values["name"]))
     _set_up_logs(told.values)
-    try:
-        offline = plan or bool(told.values["offline"].value)
-        because = "--plan" if plan else "--offline"
-        located = _locate(told.argument, offline=offline, because=because)
-        if plan:
-            from superfluid.cli.plan import show_plan
+    if plan:
+        from superfluid.cli.plan import show_plan
 
+        with signals.heard():
+            located = _locate(told.argument, offline=True, because="--plan")
             show_plan(settings(located, told), as_json=as_json)
-            return ExitCode.OK
-        from superfluid.daemon import run
-
-        return run(settings(located, told))
-    except KeyboardInterrupt:
-        # Before the daemon hears signals itself; being stopped as asked is a clean end.
         return ExitCode.OK
+    try:
+        with signals.interrupting():
+            located = _locate(told.argument, offline=bool(told.values["offline"].value))
+    except KeyboardInterrupt:
+        # The daemon does not hear signals yet; being stopped as asked is a clean end.
+        return ExitCode.OK
+    from superfluid.daemon import run
+
+    return run(settings(located, told))
 
 
 def _set_up_logs(values: Mapping[str, Resolved]) -> None:
@@ -136,7 +138,7 @@ def _set_up_logs(values: Mapping[str, Resolved]) -> None:
     set_up(Level(_text(values["log-level"])), Path(str(file)) if file else None)
 
 
-def _locate(model: str | None, *, offline: bool, because: str) -> Located:
+def _locate(model: str | None, *, offline: bool, because: str = "--offline") -> Located:
     from superfluid.cli.terminal import pull_reports
     from superfluid.models.resolve import locate
     from superfluid.models.shelf import DEFAULT

@@ -252,3 +252,26 @@ def test_why_tells_of_a_worker_that_never_started(run: Run, tmp_path: Path) -> N
     assert "m on fake, worker -: never started\n" in out
     assert "reason: could not be started\n" in out
     assert json.loads(run("why", "--json")[1])["code"] is None
+
+
+@pytest.mark.parametrize("arguments", [["serve", "b\udcff.gguf"], ["models", "show", "\udc80"]])
+def test_an_argument_that_is_no_utf8_is_refused_in_one_line(run: Run, arguments: list[str]) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("superfluid: ")
+    assert "is no UTF-8, wanted text; rename the file, or name a link to it\n" in err
+
+
+def test_a_variable_that_is_no_utf8_is_refused_by_name(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUPERFLUID_LLAMA_LIB", "\udcff.so")
+    code, _, err = run("models", "list")
+    assert (code, "SUPERFLUID_LLAMA_LIB=\ufffd.so is no UTF-8" in err) == (2, True)
+
+
+def test_no_record_in_the_log_is_more_than_a_line() -> None:
+    record = logging.makeLogRecord({"msg": "a\nb \x1b[2J\udcff", "model": "\x9b\u2028"})
+    line = logs.LineFormatter().format(record)
+    assert line.isprintable()
+    assert "a b" in line
