@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -22,6 +23,8 @@ from superfluid_compat.errors import NotRunning
 SOCKET: Final = "control"
 _LINE_BYTES: Final = 1 << 20
 _PATIENCE_S: Final = 10.0
+_NOBODY: Final = (FileNotFoundError, NotADirectoryError, ConnectionError)
+_LOG = logging.getLogger(__name__)
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -48,12 +51,13 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A running server."""
+    """A running server. Where it has a `problem` with answering, only its name is known."""
 
     name: str
-    pid: int
-    url: str
-    models: list[WorkerReport]
+    pid: int = 0
+    url: str = ""
+    models: list[WorkerReport] = []
+    problem: str = ""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +82,7 @@ async def listening(folder: Path, answer: Answer) -> AsyncIterator[None]:
             os.umask(before)
 
         async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with contextlib.suppress(OSError, ValueError, TimeoutError):
+            with contextlib.suppress(OSError, ValueError):
                 async with asyncio.timeout(_PATIENCE_S):
                     writer.write(_answered(await reader.readline(), answer))
                     await writer.drain()
@@ -94,9 +98,17 @@ async def listening(folder: Path, answer: Answer) -> AsyncIterator[None]:
 
 def _answered(line: bytes, answer: Answer) -> bytes:
     try:
-        reply = answer(msgspec.json.decode(line, type=Request))
+        request = msgspec.json.decode(line, type=Request)
     except msgspec.MsgspecError as error:
-        reply = Reply(problem=f"the request does not read: {error}")
+        return _line(Reply(problem=f"the request does not read: {error}"))
+    try:
+        return _line(answer(request))
+    except Exception as error:  # noqa: BLE001  # recorded; who asked has nobody else to ask
+        _LOG.exception("%s cannot be answered", request.ask)
+        return _line(Reply(problem=f"{type(error).__name__} in the server"))
+
+
+def _line(reply: Reply) -> bytes:
     return msgspec.json.encode(reply) + b"\n"
 
 
@@ -119,23 +131,46 @@ def ask(folder: Path, request: Request) -> ServerReport:
     Raises `NotRunning`.
     """
     try:
-        with socket.socket(socket.AF_UNIX) as channel, _reachable(folder) as short:
-            channel.settimeout(_PATIENCE_S)
-            channel.connect(short)
-            channel.sendall(msgspec.json.encode(request) + b"\n")
-            with channel.makefile("rb") as stream:
-                reply = msgspec.json.decode(stream.readline(_LINE_BYTES), type=Reply)
-    except (OSError, msgspec.MsgspecError) as error:
+        reply = _asked(folder, request)
+    except _NOBODY as error:
         raise NotRunning(f"no server called {folder.name} answers on this home") from error
+    except (OSError, msgspec.MsgspecError) as error:
+        found = f"the server called {folder.name} gives no answer: {_in_words(error)}"
+        raise NotRunning(found, fix="ask again, or end it by its process id") from error
     if reply.server is None:
         raise NotRunning(f"the server called {folder.name} refused: {reply.problem}", fix="")
     return reply.server
 
 
 def running(servers: Path) -> list[ServerReport]:
-    """Every server of a home that answers, by name."""
+    """Every server of a home, by name; one that gives no answer hides no other."""
     found = []
     for folder in sorted(servers.iterdir()) if servers.is_dir() else ():
-        with contextlib.suppress(NotRunning):
-            found.append(ask(folder, Request("status")))
+        try:
+            reply = _asked(folder, Request("status"))
+        except _NOBODY:
+            continue
+        except (OSError, msgspec.MsgspecError) as error:
+            reply = Reply(problem=_in_words(error))
+        found.append(reply.server or ServerReport(name=folder.name, problem=reply.problem))
     return found
+
+
+def _asked(folder: Path, request: Request) -> Reply:
+    with socket.socket(socket.AF_UNIX) as channel, _reachable(folder) as short:
+        channel.settimeout(_PATIENCE_S)
+        channel.connect(short)
+        channel.sendall(msgspec.json.encode(request) + b"\n")
+        with channel.makefile("rb") as stream:
+            line = stream.readline(_LINE_BYTES)
+    if not line:
+        raise ConnectionResetError("closed without an answer")
+    return msgspec.json.decode(line, type=Reply)
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"it is silent for {_PATIENCE_S:g} s"
+    if isinstance(error, OSError):
+        return (error.strerror or str(error)).lower()
+    return f"what it says does not read, {error}"

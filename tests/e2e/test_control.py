@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import signal
 import socket
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -15,7 +18,7 @@ import psutil
 import pytest
 from superfluid_adapter_fake.orders import Orders, write_model
 
-from superfluid import control
+from superfluid import cli, control
 from superfluid_compat.errors import NotRunning
 from support.house import SCRIPT, continued
 from support.server import Server, run, serving
@@ -134,3 +137,102 @@ def test_a_socket_that_nobody_answers_is_no_server(tmp_path: Path) -> None:
     with pytest.raises(NotRunning):
         control.ask(tmp_path, control.Request("status"))
     assert control.running(tmp_path / "none") == []
+
+
+@contextlib.contextmanager
+def answering(folder: Path, answer: bytes | None) -> Iterator[None]:
+    """What stands where a server of that folder does, and says `answer`, or nothing until the
+    end."""
+    folder.mkdir(parents=True)
+    over = threading.Event()
+    with socket.socket(socket.AF_UNIX) as listener:
+        with contextlib.chdir(folder):
+            listener.bind(control.SOCKET)
+        listener.listen()
+
+        def talk() -> None:
+            while True:
+                channel, _ = listener.accept()
+                with channel:
+                    if over.is_set():
+                        return
+                    channel.recv(4096)
+                    channel.sendall(answer) if answer is not None else over.wait()
+
+        thread = threading.Thread(target=talk)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            with socket.socket(socket.AF_UNIX) as waker, contextlib.chdir(folder):
+                waker.connect(control.SOCKET)
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b'{"server": 5}\n', "what it says does not read"),
+        (b'{"server": {"name": "bad", "models": [{"model": 1}]}}\n', "does not read"),
+        (b"\xff\n", "does not read"),
+        (b'{"problem": "ZeroDivisionError in the\\u001b[2J server"}\n', "ZeroDivisionError in the"),
+        (None, "it is silent for 0.2 s"),
+    ],
+)
+def test_a_server_that_gives_no_answer_hides_no_other(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: bytes | None,
+    words: str,
+) -> None:
+    monkeypatch.setattr(control, "_PATIENCE_S", 0.2 if answer is None else 60.0)
+    monkeypatch.setenv("SUPERFLUID_HOME", str(tmp_path))
+    servers = tmp_path / "state" / "servers"
+    good = b'{"server": {"name": "good", "pid": 7, "url": "http://127.0.0.1:1/v1"}}\n'
+    with answering(servers / "bad", answer), answering(servers / "good", good):
+        assert cli.run(["status"]) == 0
+        bad, other = capsys.readouterr().out.splitlines()
+        assert (bad.startswith("bad  problem: "), words in bad) == (True, True)
+        assert bad.isprintable()
+        assert other == "good  http://127.0.0.1:1/v1  pid 7"
+        assert cli.run(["ps"]) == 0
+        assert words in capsys.readouterr().err
+        assert cli.run(["status", "--json"]) == 0
+        assert [it["name"] for it in json.loads(capsys.readouterr().out)] == ["bad", "good"]
+        assert cli.run(["drain", "--name", "bad"]) == 1
+        assert words in capsys.readouterr().err
+
+
+async def test_a_report_that_fails_is_told_to_who_asked(tmp_path: Path) -> None:
+    def fails(_: control.Request) -> control.Reply:
+        raise ZeroDivisionError("a secret")
+
+    async with control.listening(tmp_path, fails):
+        with pytest.raises(NotRunning, match="ZeroDivisionError in the server") as caught:
+            await asyncio.to_thread(control.ask, tmp_path, control.Request("status"))
+    assert "secret" not in caught.value.line()
+
+
+def test_a_name_with_control_characters_moves_no_cursor(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    path = write_model(tmp_path / "a\nb\x1b[2J\u202e.fake", Orders(script=SCRIPT))
+    with serving([str(path)], home) as server:
+        (row,) = httpx.get(f"{server.url}/v1/models").json()["data"]
+        assert row["id"] == path.stem
+        body = {"model": row["id"], "prompt": "ab", "max_tokens": 5, "temperature": 0}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        assert answer.json()["choices"][0]["text"] == continued(5, after=3)
+        os.kill(control.running(home / "state" / "servers")[0].models[0].pid, signal.SIGKILL)
+        while not list(home.rglob("dossiers/*.json")):
+            time.sleep(0.01)
+        for command in ("status", "ps", "drain"):
+            said = run([command], home)
+            assert (said.code, said.err) == (0, "")
+            assert all(line.isprintable() for line in said.out.splitlines())
+            assert "a b\ufffd[2J\ufffd" in said.out
+        ended = server.wait()
+    for text in (ended.out, ended.err, run(["why"], home).out):
+        assert all(line.isprintable() for line in text.splitlines())
+        assert "a b\ufffd[2J\ufffd" in text

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from superfluid_compat.errors import one_line
+
 if TYPE_CHECKING:
     from superfluid.control import ServerReport
     from superfluid.supervisor.dossiers import Dossier
@@ -31,7 +33,8 @@ def why(
         _print_json(found)
         return
     for line in told_dossier(found):
-        print(line)
+        indent = line[: len(line) - len(line.lstrip(" "))]
+        print(indent + one_line(line))
 
 
 def told_dossier(dossier: Dossier) -> list[str]:
@@ -73,17 +76,22 @@ def status(as_json: Json = False) -> None:
         _print_json(servers)
         return
     for server in servers:
+        if server.problem:
+            print(f"{one_line(server.name)}  problem: {one_line(server.problem)}")
+            continue
         print(f"{server.name}  {server.url}  pid {server.pid}")
         for model in server.models:
             load = f"{model.streams} streams, {model.lanes} lanes"
-            print(f"  {model.model} on {model.runtime}: {model.state}, {load}")
-            print(f"    sandbox {_sandbox(model.sandbox)}")
+            print(f"  {one_line(model.model)} on {model.runtime}: {model.state}, {load}")
+            print(f"    sandbox {one_line(_sandbox(model.sandbox))}")
             if model.problem:
                 print(f"    problem: {model.problem}")
 
 
 def ps(as_json: Json = False) -> None:
     """List the worker processes of the servers that run on this home."""
+    from superfluid.cli.terminal import say
+
     servers = _running()
     if as_json:
         _print_json([model for server in servers for model in server.models])
@@ -91,10 +99,13 @@ def ps(as_json: Json = False) -> None:
     row = "{:>8}  {:<12}  {:<24}  {:<16}  {:<10}  {:>9}  {:>9}"
     print(row.format("pid", "server", "model", "runtime", "state", "memory", "up"))
     for server in servers:
+        if server.problem:
+            say(f"superfluid: {one_line(f'{server.name}: {server.problem}')}")
         for it in server.models:
             up, size = f"{it.uptime_s:.0f} s", _size(it.rss_bytes)
             pid = it.pid or "-"
-            print(row.format(pid, server.name, it.model, it.runtime, it.state, size, up))
+            model = one_line(it.model)
+            print(row.format(pid, server.name, model, it.runtime, it.state, size, up))
 
 
 def drain(
@@ -107,7 +118,7 @@ def drain(
 
     report = ask(Paths.find().state / "servers" / name, Request("drain", model))
     for it in report.models:
-        print(f"{it.model}: {it.state}, {it.streams} streams to finish")
+        print(f"{one_line(it.model)}: {it.state}, {it.streams} streams to finish")
 
 
 def _running() -> list[ServerReport]:

@@ -11,6 +11,7 @@ from superfluid.daemon import Choosing, ServeSettings, reading
 from superfluid.models.pull import size_text
 from superfluid.supervisor import confine
 from superfluid_compat.documents import Plan, Setting
+from superfluid_compat.errors import one_line
 
 
 def show_plan(settings: ServeSettings, *, as_json: bool) -> None:
@@ -51,7 +52,7 @@ def _options(settings: ServeSettings, choice: Choice) -> dict[str, Setting]:
 
 
 def _print(plan: Plan) -> None:
-    print(f"model    {plan.model}  {plan.path}")
+    print(f"model    {one_line(plan.model)}  {one_line(plan.path)}")
     print(f"runtime  {plan.runtime} {plan.version} ({plan.why})")
     print(f"install  {plan.install or 'ships with its adapter'}")
     print(f"verdict  {plan.state}: {plan.rule}")
