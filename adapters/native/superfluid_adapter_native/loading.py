@@ -30,8 +30,7 @@ from superfluid_adapter_native.tokenizers.load import load_tokenizer
 from superfluid_adapter_native.weights import (
     WeightStore,
     head_name,
-    read_whole,
-    streamed_names,
+    read_names,
 )
 from superfluid_compat.errors import BadOptionValue, DoesNotFit
 from superfluid_workerd.adapter import LoadedModel, LoadRecord, OpenRequest, Progress
@@ -122,13 +121,9 @@ class _Assembly:
     kernels: Kernels
 
     def runtime(self, progress: Progress) -> NativeRuntime:
-        # What cannot stay in the page cache until the next walk should leave room for what can.
-        kept = available_bytes() - self.plan.parts["streamed weights"]
-        manager = MemoryManager(
-            self.source,
-            cache_bytes=self.plan.stream_bytes,
-            forget=kept < self.source.total_bytes,
-        )
+        # Where the page cache cannot keep what streams until the next walk, it is in the way.
+        left = available_bytes() - self.plan.total + self.plan.parts["interpreter"]
+        manager = MemoryManager(self.source, direct=left < self.plan.walk_bytes)
         try:
             return self._with(manager, progress)
         except BaseException:
@@ -139,6 +134,8 @@ class _Assembly:
     def _with(self, manager: MemoryManager, progress: Progress) -> NativeRuntime:
         source, plan, selected = self.source, self.plan, self.ask.selected
         store = WeightStore(source, manager, self.kernels)
+        if plan.walk_bytes:
+            manager.reserve(plan.kept_bytes)
         self._keep(store, progress)
         forwarder = Forwarder(
             self.config,
@@ -150,11 +147,12 @@ class _Assembly:
         )
         key = model_key(source, self.config, manager, (self.ask, self.settings.exact, plan.context))
         layers = self._descriptors()
-        units = self._units(layers, store)
         scheduler = LayerScheduler(manager, layers)
         reader: ReadAhead | None = None
+        units = self._units(layers, store)
+        slots = manager.stream(units, plan.rooms)
         if self.settings.read_ahead and len(units) > 1:
-            reader = ReadAhead(manager, units)
+            reader = ReadAhead(slots, {names[0]: manager.unit(names[0]) for names in units})
             scheduler = LayerScheduler(manager, layers, prefetch=reader.layer)
             store.prefetch = reader.at
 
@@ -191,10 +189,10 @@ class _Assembly:
         progress(total, total)
 
     def _descriptors(self) -> tuple[LayerDescriptor, ...]:
-        """The walk: streamed layers with the tensors to map, resident ones with none."""
+        """The walk: streamed layers with the tensors to read, resident ones with none."""
         resident = set(self.plan.resident)
         return tuple(
-            LayerDescriptor(layer, () if layer in resident else streamed_names(self.source, layer))
+            LayerDescriptor(layer, () if layer in resident else read_names(self.source, layer))
             for layer in self.ask.selected
         )
 
@@ -203,7 +201,7 @@ class _Assembly:
     ) -> list[tuple[str, ...]]:
         """What streams and is read from end to end, in the order of a walk: layers, and the
         head's tiles, one by one."""
-        units = [read_whole(self.source, layer.names) for layer in layers if layer.names]
+        units = [layer.names for layer in layers if layer.names]
         head = head_name(self.source)
         if head not in self.plan.matrices:
             units += [(tile,) for tile in store.split(head, self.plan.tile_bytes)]

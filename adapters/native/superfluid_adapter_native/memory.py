@@ -1,4 +1,4 @@
-"""Every map of a model's weights, and how much memory they may hold."""
+"""Every map and every buffer of a model's weights, and how much memory they may hold."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import contextlib
 import ctypes
 import functools
 import mmap
-import os
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,10 +17,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from superfluid_adapter_native.arena import Arena, Bytes, whole_pages
 from superfluid_adapter_native.formats.source import ModelSource, Tensor
-from superfluid_compat.errors import ModelDamaged, ModelNotFound
+from superfluid_adapter_native.slots import Slots
+from superfluid_adapter_native.units import Unit, unit_of
+from superfluid_adapter_native.weight_files import WeightFiles
+from superfluid_compat.errors import ModelDamaged
 
-Bytes = NDArray[np.uint8]
 Probe = Callable[[], int]
 """The process's resident bytes now."""
 
@@ -30,9 +32,7 @@ RETURN_BYTES: Final = 1 << 20
 """Maps of this size and more are handed back to the system explicitly when they close."""
 _POPULATE_READ: Final = 22
 """Linux's MADV_POPULATE_READ (5.14), which `mmap` has no name for."""
-_FETCH_BYTES: Final = 4 << 20
 _LINUX: Final = sys.platform == "linux"
-_PAGE: Final = mmap.PAGESIZE
 
 
 def default_probe() -> int:
@@ -69,7 +69,7 @@ def _proc_rss(status: Path = Path("/proc/self/status")) -> int | None:
 
 @dataclass(slots=True)
 class TensorHandle:
-    """A mapped tensor. `view` is its raw bytes, read only, valid until the handle is closed."""
+    """A tensor in memory. `view` is its raw bytes, read only, valid until it is released."""
 
     tensor: Tensor
     view: Bytes
@@ -78,7 +78,7 @@ class TensorHandle:
 
     @property
     def mapped_bytes(self) -> int:
-        """Bytes of address space that the map holds, whole pages."""
+        """Bytes of address space that its map holds, whole pages; none for one that was read."""
         return len(self.region) if self.region is not None else 0
 
     def close(self) -> None:
@@ -94,13 +94,16 @@ class TensorHandle:
 
 
 class MemoryManager:
-    """Owns every map and unmap of a model's tensors.
+    """Owns every map and unmap of a model's tensors, and the memory of those that are read.
 
     `acquire` maps a tensor or returns the map that is there; `release` gives it back. Beyond
     `cache_bytes` the least recently used maps that nobody holds are closed. Maps in use are never
-    closed, so what is held at once is the caller's to bound. With `forget` the system is told to
-    drop the file's pages too, as it should where memory cannot keep them until the next walk.
-    Thread-safe.
+    closed, so what is held at once is the caller's to bound.
+
+    Two sorts of tensors are read instead, since mapping and unmapping on every walk costs more than
+    copying: those that `keep` brought in for good, and those of the units that `stream` named,
+    which pass through a few buffers. With `direct` reading goes past the page cache, as it should
+    where memory cannot keep the file until the next walk. Thread-safe.
     """
 
     def __init__(
@@ -109,35 +112,70 @@ class MemoryManager:
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         probe: Probe = default_probe,
         *,
-        forget: bool = False,
+        direct: bool = False,
     ) -> None:
         self.cache_bytes = cache_bytes
-        self._forget = forget and _LINUX
         self._parts: dict[str, Tensor] = {}
         self._source = source
         self._probe = probe
         self._peak = 0
         self._lock = threading.Lock()
         self._handles: OrderedDict[str, TensorHandle] = OrderedDict()
-        self._files: list[int] = []
-        for path in source.files:
-            try:
-                self._files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-            except OSError as error:
-                self.close()
-                raise ModelNotFound(f"{path} cannot be opened: {error.strerror}") from error
+        self._units: dict[str, Unit] = {}
+        self._slots: Slots | None = None
+        self._kept: Arena | None = None
+        self._kept_bytes = 0
+        self._files = WeightFiles(source.files, direct=direct)
 
     def acquire(self, name: str) -> TensorHandle:
-        """The mapped tensor `name`, held until `release`. Raises `ModelDamaged` where there is
+        """The tensor `name` in memory, held until `release`. Raises `ModelDamaged` where there is
         none of that name or the file has shrunk."""
+        unit = self._units.get(name)
+        if unit is not None and self._slots is not None:
+            memory = self._slots.hold(unit)
+            view = _part(memory, unit.places[name], self._tensor(name).bytes)
+            return self._use(name, lambda: TensorHandle(self._tensor(name), view, None))
+        return self._use(name, lambda: self._map(name))
+
+    def _use(self, name: str, make: Callable[[], TensorHandle]) -> TensorHandle:
         with self._lock:
             handle = self._handles.get(name)
             if handle is None:
-                handle = self._handles[name] = self._map(name)
+                handle = self._handles[name] = make()
             handle.users += 1
             self._handles.move_to_end(name)
             self._evict()
             return handle
+
+    def reserve(self, count: int) -> None:
+        """Have room for `count` bytes that `keep` brings in; it is filled as they come."""
+        self._kept = Arena(count)
+
+    def keep(self, names: Sequence[str]) -> dict[str, TensorHandle]:
+        """Tensors that stay: read together into what was reserved, or mapped and brought in where
+        nothing was. Raises `ModelDamaged` as `acquire` does."""
+        if self._kept is not None:
+            unit = unit_of(self._tensor(name) for name in names)
+            memory = self._kept.take(unit.bytes)
+            self._files.fill(unit, memory)
+            with self._lock:
+                self._kept_bytes += unit.bytes
+                for one in unit.tensors:
+                    view = _part(memory, unit.places[one.name], one.bytes)
+                    self._handles[one.name] = TensorHandle(one, view, None)
+        handles = {name: self.acquire(name) for name in names}
+        for handle in handles.values():
+            _populate(handle)
+        return handles
+
+    def stream(self, units: Iterable[Sequence[str]], rooms: Sequence[int]) -> Slots:
+        """From now on the tensors of each unit are read together, into buffers of `rooms` bytes,
+        whenever one of them is acquired. Reading ahead is the business of the slots returned."""
+        self._slots = Slots(self._files, Arena(sum(map(whole_pages, rooms))), rooms)
+        for names in units:
+            unit = unit_of(self._tensor(name) for name in names)
+            self._units |= dict.fromkeys(names, unit)
+        return self._slots
 
     def split(self, name: str, part_bytes: int) -> tuple[str, ...]:
         """Names by which parts of a matrix can be acquired: as many whole rows as `part_bytes`
@@ -160,72 +198,68 @@ class MemoryManager:
             names.append(part)
         return tuple(names)
 
-    def read_rows(self, name: str, rows: NDArray[np.int64]) -> Bytes:
-        """Bytes of a matrix's `rows`, read without mapping it: (len(rows), bytes of a row)."""
+    def read(self, name: str, first: int = 0, count: int | None = None) -> Bytes:
+        """`count` bytes of a tensor from its byte `first`, or all from there, in memory of their
+        own. Raises `ModelDamaged` where the file lacks them."""
         tensor = self._tensor(name)
-        row_bytes = tensor.bytes // tensor.shape[0]
-        found = np.empty((len(rows), row_bytes), np.uint8)
+        first, end, _ = slice(first, None if count is None else first + count).indices(tensor.bytes)
+        return self._files.read(tensor.file, tensor.offset + first, max(0, end - first))
+
+    def read_rows(self, name: str, rows: NDArray[np.int64]) -> Bytes:
+        """Bytes of a matrix's `rows`, and no more of it: (len(rows), bytes of a row)."""
+        tensor = self._tensor(name)
+        size = tensor.bytes // tensor.shape[0]
+        found = np.empty((len(rows), size), np.uint8)
         for row, target in zip(rows.tolist(), found, strict=True):
-            at = tensor.offset + row * row_bytes
-            if os.preadv(self._files[tensor.file], [target.data], at) != row_bytes:
-                raise ModelDamaged(f"tensor {name} ends before its row {row}")
+            target[:] = self.read(name, row * size, size)
         return found
 
-    def fetch(
-        self,
-        handle: TensorHandle,
-        span: slice | None = None,
-        *,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Have the bytes `span` of an acquired tensor, or all, in memory and mapped; returns when
-        they are or when `stop()` says so. The whole is asked of the system before it is waited for,
-        so that its disk is busy throughout."""
-        region, tensor = handle.region, handle.tensor
-        if region is None or not _LINUX:
-            return
-        first, end, _ = (span or slice(None)).indices(tensor.bytes)
-        file, start = self._files[tensor.file], tensor.offset + first
-        _advise(file, start, end - first, os.POSIX_FADV_WILLNEED)
-        address = int(handle.view.__array_interface__["data"][0])
-        for at in range(address + first, address + end, _FETCH_BYTES):
-            if stop():
-                return
-            _populate(at, min(_FETCH_BYTES, address + end - at))
+    def unit(self, name: str) -> Unit:
+        """The unit that a streamed tensor belongs to."""
+        return self._units[name]
 
     def release(self, name: str) -> None:
-        """Give back one `acquire`; the map stays while the cap allows. Raises `ValueError` for a
+        """Give back one `acquire`; a map stays while the cap allows. Raises `ValueError` for a
         tensor that nobody holds."""
+        unit = self._units.get(name)
         with self._lock:
             handle = self._handles.get(name)
             if handle is None or handle.users < 1:
                 raise ValueError(f"tensor {name} was released more often than acquired")
             handle.users -= 1
+            if unit is not None and not handle.users:
+                del self._handles[name]
             self._evict()
+        if unit is not None and self._slots is not None:
+            self._slots.leave(unit)
 
     def drop(self, names: Iterable[str]) -> None:
-        """Close these maps now unless somebody holds them."""
+        """Close these maps now unless somebody holds them, and hand back idle buffers."""
+        if self._slots is not None:
+            self._slots.drop()
         with self._lock:
             for name in names:
                 handle = self._handles.get(name)
                 if handle is not None and handle.users <= 0:
-                    self._close(self._handles.pop(name))
+                    self._handles.pop(name).close()
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of address space now mapped."""
+        """Bytes of address space now mapped, and of memory that was read into."""
+        read = self._kept_bytes + (self._slots.bytes if self._slots is not None else 0)
         with self._lock:
-            return sum(handle.mapped_bytes for handle in self._handles.values())
+            return read + sum(handle.mapped_bytes for handle in self._handles.values())
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes of maps that nobody holds."""
+        """Bytes of maps and buffers that nobody holds."""
+        read = self._slots.idle_bytes if self._slots is not None else 0
         with self._lock:
-            return sum(h.mapped_bytes for h in self._handles.values() if h.users <= 0)
+            return read + sum(h.mapped_bytes for h in self._handles.values() if h.users <= 0)
 
     @property
     def mapped(self) -> tuple[str, ...]:
-        """Names now mapped, least recently used first."""
+        """Names of tensors now mapped or held, least recently used first."""
         with self._lock:
             return tuple(self._handles)
 
@@ -236,14 +270,17 @@ class MemoryManager:
         return self._peak
 
     def close(self) -> None:
-        """Close every map and file."""
+        """Close every map and file, and hand back what was read."""
+        if self._slots is not None:
+            self._slots.close()
+            self._slots.drop()
         with self._lock:
             for handle in self._handles.values():
                 handle.close()
             self._handles.clear()
-            for number in self._files:
-                os.close(number)
-            self._files.clear()
+            self._files.close()
+            if self._kept is not None:
+                self._kept.close()
 
     def _tensor(self, name: str) -> Tensor:
         try:
@@ -259,13 +296,13 @@ class MemoryManager:
         lead = tensor.offset - start
         try:
             region = mmap.mmap(
-                self._files[tensor.file], lead + tensor.bytes, access=mmap.ACCESS_READ, offset=start
+                self._files.number(tensor.file),
+                lead + tensor.bytes,
+                access=mmap.ACCESS_READ,
+                offset=start,
             )
         except (OSError, ValueError) as error:
             raise ModelDamaged(f"tensor {name} cannot be mapped: {error}") from error
-        if len(tensor.shape) > 2 and hasattr(mmap, "MADV_RANDOM"):
-            # Of experts only some are read: the system's reading around a page would add others.
-            region.madvise(mmap.MADV_RANDOM)
         view = np.frombuffer(region, np.uint8, tensor.bytes, lead)
         return TensorHandle(tensor, view, region)
 
@@ -276,28 +313,23 @@ class MemoryManager:
                 return
             handle = self._handles.pop(name)
             held -= handle.mapped_bytes
-            self._close(handle)
-
-    def _close(self, handle: TensorHandle) -> None:
-        mapped = handle.mapped_bytes >= RETURN_BYTES
-        handle.close()
-        if mapped and self._forget:
-            tensor = handle.tensor
-            file = self._files[tensor.file]
-            _advise(file, tensor.offset, tensor.bytes, os.POSIX_FADV_DONTNEED)
+            handle.close()
 
 
-def _advise(file: int, start: int, count: int, advice: int) -> None:
-    """It is advice: a file system that takes none still reads."""
-    with contextlib.suppress(OSError):
-        os.posix_fadvise(file, start, count, advice)
+def _part(memory: Bytes, start: int, count: int) -> Bytes:
+    view = memory[start : start + count]
+    view.flags.writeable = False
+    return view
 
 
-def _populate(address: int, count: int) -> None:
-    """Read and map pages; `mmap.madvise` would hold the interpreter's lock meanwhile."""
-    start = address - address % _PAGE
-    size = address + count - start
-    _c_library().madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _POPULATE_READ)
+def _populate(handle: TensorHandle) -> None:
+    """Have all of a map in memory; `mmap.madvise` would hold the interpreter's lock meanwhile."""
+    if handle.region is None or not _LINUX:
+        return
+    address = int(handle.view.ctypes.data)
+    start = address - address % mmap.PAGESIZE
+    size = ctypes.c_size_t(address + handle.tensor.bytes - start)
+    _c_library().madvise(ctypes.c_void_p(start), size, _POPULATE_READ)
 
 
 @functools.cache

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from superfluid_adapter_native.arena import PAGE, whole_pages
 from superfluid_adapter_native.config import ModelConfig
 from superfluid_adapter_native.formats.source import ModelSource
 from superfluid_adapter_native.kv_cache import KVType, LayerShape
-from superfluid_adapter_native.weights import EMBEDDING, head_name, read_whole, streamed_names
+from superfluid_adapter_native.units import unit_bytes
+from superfluid_adapter_native.weights import (
+    EMBEDDING,
+    expert_bytes,
+    head_name,
+    read_names,
+    streamed_names,
+)
 from superfluid_compat.errors import DoesNotFit
 from superfluid_workerd.limits import available_bytes
 
@@ -53,7 +61,9 @@ class MemoryPlan:
 
     `resident` are the layers and `matrices` the embedding and head that stay in memory. A step
     computes `pass_rows` rows at a time and gives `logit_rows` rows of logits at most. A head that
-    is not among the matrices passes through memory in tiles of `tile_bytes`."""
+    is not among the matrices passes through memory in tiles of `tile_bytes`. What streams takes
+    turns in buffers of `rooms` bytes; `walk_bytes` are read for each walk, experts counted whole,
+    0 where everything stays; of what stays `kept_bytes` are read rather than mapped."""
 
     parts: Mapping[str, int]
     context: int
@@ -62,8 +72,10 @@ class MemoryPlan:
     matrices: tuple[str, ...]
     pass_rows: int
     logit_rows: int
-    stream_bytes: int
     tile_bytes: int
+    rooms: tuple[int, ...] = ()
+    walk_bytes: int = 0
+    kept_bytes: int = 0
 
     @property
     def total(self) -> int:
@@ -88,16 +100,21 @@ class _Sizes:
     def __init__(self, source: ModelSource, config: ModelConfig, ask: Ask) -> None:
         tensors = source.tensors
         self.layers: dict[int, int] = {}
+        # In memory of our own, where neighbours in the file take whole pages together.
+        self.kept: dict[int, int] = {}
         # What a step reads of a layer for sure; of experts only some.
         self.read: dict[int, int] = {}
+        self.expert = 0
         for layer in ask.selected:
-            names = streamed_names(source, layer)
-            self.layers[layer] = sum(tensors[name].bytes for name in names)
-            self.read[layer] = sum(tensors[name].bytes for name in read_whole(source, names))
+            whole = [tensors[name] for name in streamed_names(source, layer)]
+            self.layers[layer] = sum(tensor.bytes for tensor in whole)
+            self.kept[layer] = unit_bytes(whole)
+            self.read[layer] = unit_bytes([tensors[n] for n in read_names(source, layer)])
+            self.expert = max(self.expert, expert_bytes(source, layer))
         head = head_name(source)
         self.matrices = {name: tensors[name].bytes for name in dict.fromkeys((head, EMBEDDING))}
-        self.head = self.matrices[head]
-        self.tile = min(self.head, max(_LEAST_TILE, max(self.read.values()) // 4))
+        self.head = unit_bytes([tensors[head]])
+        self.tile = min(tensors[head].bytes, max(_LEAST_TILE, max(self.read.values()) // 4))
         # Vectors are decoded to F32 and kept, whatever their type.
         self.vectors = sum(4 * t.shape[0] for t in tensors.values() if len(t.shape) == 1)
         self.kv_row = sum(shape.row_bytes(ask.kv_type) for shape in kv_shapes(config, ask.selected))
@@ -105,6 +122,11 @@ class _Sizes:
     @property
     def weights(self) -> int:
         return sum(self.layers.values()) + sum(self.matrices.values())
+
+    def walk(self, streamed: Iterable[int], *, head: bool) -> int:
+        """What a walk reads at most, with these layers streaming, and the head if it does."""
+        layers = sum(self.layers[layer] for layer in streamed)
+        return layers + (next(iter(self.matrices.values())) if head else 0)
 
 
 def make_plan(
@@ -164,33 +186,57 @@ class _Planner:
         cap = self.ask.cache_bytes
         if cap is not None and self.sizes.weights > cap:
             return None
-        return self._plan(context, rows, self.ask.selected, tuple(self.sizes.matrices))
+        whole = (self.ask.selected, tuple(self.sizes.matrices), self.sizes.weights)
+        return self._plan(context, rows, *whole)
 
     def streaming(self, context: int, rows: int, budget: int) -> MemoryPlan:
-        """As many layers in memory as the cap, or what the rest leaves of the budget, holds."""
-        # The head computes, tile by tile, while the last layer's turn lasts.
-        streamed = max(self.sizes.layers.values()) + self.sizes.tile
-        ahead = max(self.sizes.tile, *self.sizes.read.values()) if self.ask.read_ahead else 0
-        cap = self.ask.cache_bytes
+        """As many layers in memory as the cap, or what the rest leaves of the budget, holds. The
+        head is the first to stay."""
+        sizes, cap = self.sizes, self.ask.cache_bytes
         if cap is None:
-            bare = self._plan(context, rows, (), ())
-            cap = budget - bare.total - streamed - ahead
-        layers, matrices = self._choose(cap)
-        return self._plan(context, rows, layers, matrices, (streamed, ahead))
-
-    def _choose(self, cap: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """A fixed set to keep: the head first, then layers spread evenly, so that reading the
-        others always has computing beside it."""
-        sizes, selected = self.sizes, self.ask.selected
-        matrices: tuple[str, ...] = ()
+            cap = budget - self._plan(context, rows, (), (), 0).total
+            cap -= sum(self._rooms(tiles=False)) + self._expert_room()
         if sizes.head <= cap:
-            matrices, cap = (next(iter(sizes.matrices)),), cap - sizes.head
+            return self._streaming(context, rows, cap, head=True)
+        if self.ask.cache_bytes is None:
+            cap -= sum(self._rooms(tiles=True)) - sum(self._rooms(tiles=False))
+        return self._streaming(context, rows, cap, head=False)
+
+    def _streaming(self, context: int, rows: int, cap: int, *, head: bool) -> MemoryPlan:
+        sizes = self.sizes
+        matrices, kept = (tuple(sizes.matrices)[:1], sizes.head) if head else ((), 0)
+        layers = self._choose(cap - kept)
+        kept += sum(sizes.kept[layer] for layer in layers)
+        plan = self._plan(context, rows, layers, matrices, kept)
+        walk = sizes.walk(set(self.ask.selected) - set(layers), head=not head)
+        rooms = self._rooms(tiles=not head) if walk else ()
+        ahead = rooms[-1] if rooms and self.ask.read_ahead else 0
+        streamed = sum(rooms) - ahead + (self._expert_room() if walk else 0)
+        parts = {**plan.parts, "streamed weights": streamed, "read-ahead": ahead}
+        return replace(plan, parts=parts, rooms=rooms, walk_bytes=walk, kept_bytes=kept)
+
+    def _rooms(self, *, tiles: bool) -> tuple[int, ...]:
+        """Buffers: for the layer at work, for a tile of the head, which computes while the last
+        layer's turn lasts, and, the last of them, for what is read ahead."""
+        layer = max(self.sizes.read.values())
+        tile = whole_pages(self.sizes.tile) + PAGE
+        rooms = (layer, tile) if tiles else (layer,)
+        return (*rooms, max(rooms)) if self.ask.read_ahead else rooms
+
+    def _expert_room(self) -> int:
+        """For one expert's matrices, and as much as an allocator may keep of the one before."""
+        return 2 * self.sizes.expert
+
+    def _choose(self, cap: int) -> tuple[int, ...]:
+        """A fixed set of layers to keep, spread evenly, so that reading the others always has
+        computing beside it."""
+        selected = self.ask.selected
         count = len(selected)
         for kept in range(count, 0, -1):
             chosen = tuple(selected[i * count // kept] for i in range(kept))
-            if sum(sizes.layers[layer] for layer in chosen) <= cap:
-                return chosen, matrices
-        return (), matrices
+            if sum(self.sizes.kept[layer] for layer in chosen) <= cap:
+                return chosen
+        return ()
 
     def _plan(
         self,
@@ -198,7 +244,7 @@ class _Planner:
         rows: int,
         layers: tuple[int, ...],
         matrices: tuple[str, ...],
-        rooms: tuple[int, int] = (0, 0),
+        kept: int,
     ) -> MemoryPlan:
         config, sizes = self.config, self.sizes
         kv_rows = self.ask.lanes * context + min(context, SPARE_ROWS)
@@ -208,20 +254,16 @@ class _Planner:
         transient = rows * _row_bytes(config) + logit_rows * 4 * config.vocabulary
         # Growing a layer's buffers holds the old ones beside the new for a moment.
         transient += context * sizes.kv_row // len(self.ask.selected)
-        resident = sum(sizes.layers[layer] for layer in layers)
-        resident += sum(sizes.matrices[name] for name in matrices)
         parts = {
             "interpreter": self.rss + _KERNEL_BYTES,
             "tokenizer": config.vocabulary * _TOKEN_BYTES,
-            "resident weights": sizes.vectors + resident,
-            "streamed weights": rooms[0],
-            "read-ahead": rooms[1],
+            "resident weights": sizes.vectors + kept,
+            "streamed weights": 0,
+            "read-ahead": 0,
             "kv": kv_rows * sizes.kv_row,
             "transient": transient + _rope_bytes(config, context) + _SCRATCH_BYTES,
         }
-        return MemoryPlan(
-            parts, context, kv_rows, layers, matrices, rows, logit_rows, rooms[0], sizes.tile
-        )
+        return MemoryPlan(parts, context, kv_rows, layers, matrices, rows, logit_rows, sizes.tile)
 
 
 def _row_bytes(config: ModelConfig) -> int:

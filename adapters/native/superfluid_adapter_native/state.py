@@ -28,11 +28,8 @@ def model_key(
     digest = hashlib.blake2b(digest_size=16)
     digest.update(repr((config, list(settings), source.total_bytes)).encode())
     for name, tensor in source.tensors.items():
-        handle = manager.acquire(name)
         digest.update(f"{name} {tensor.type.name} {tensor.shape}".encode())
-        digest.update(handle.view[:_SAMPLE_BYTES].tobytes())
-        manager.release(name)
-        manager.drop((name,))
+        digest.update(manager.read(name, 0, _SAMPLE_BYTES).tobytes())
     return digest.digest()
 
 

@@ -1,10 +1,10 @@
 """A model's weights as the kernels take them: small ones and resident layers kept, others bound
-to the maps of the layer that is computing."""
+to the memory of the layer that is computing."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeAlias
@@ -17,6 +17,7 @@ from superfluid_adapter_native.kernels.engine import Kernels
 from superfluid_adapter_native.kernels.weights import Weight
 from superfluid_adapter_native.memory import MemoryManager, TensorHandle
 from superfluid_adapter_native.quants.decode import decode
+from superfluid_compat.errors import ModelDamaged
 
 Vector: TypeAlias = NDArray[np.float32]
 
@@ -66,13 +67,24 @@ def head_name(source: ModelSource) -> str:
     return "output.weight" if "output.weight" in source.tensors else EMBEDDING
 
 
-def read_whole(source: ModelSource, names: Iterable[str]) -> tuple[str, ...]:
-    """Those of `names` that a pass reads from end to end; experts are not."""
+def read_names(source: ModelSource, layer: int) -> tuple[str, ...]:
+    """Those of a block's that a pass reads from end to end; experts are not."""
     return tuple(
         name
-        for name in names
+        for name in streamed_names(source, layer)
         if len(source.tensors[name].shape) == 2 and not EXPERT_APART.search(name)
     )
+
+
+def expert_bytes(source: ModelSource, layer: int) -> int:
+    """Bytes of one expert's matrices in a block, the largest of each kind."""
+    largest: dict[str, int] = {}
+    for name in set(streamed_names(source, layer)) - set(read_names(source, layer)):
+        tensor = source.tensors[name]
+        count = tensor.shape[0] if len(tensor.shape) == 3 else 1
+        kind = EXPERT_APART.sub(r"\1", name)
+        largest[kind] = max(largest.get(kind, 0), tensor.bytes // count)
+    return sum(largest.values())
 
 
 class WeightStore:
@@ -80,7 +92,7 @@ class WeightStore:
 
     `hold` and `hold_matrix` make one thing resident, so that the caller can report progress in
     between; `layer` gives any layer while its handles are held. `prefetch` is called with the name
-    of a tile that is about to be mapped.
+    of a tile that is about to be wanted.
     """
 
     def __init__(self, source: ModelSource, manager: MemoryManager, kernels: Kernels) -> None:
@@ -98,12 +110,10 @@ class WeightStore:
         settings = self._source.vectors.get(name)
         if settings is not None:
             return np.array(settings, np.float32)
-        handle = self._manager.acquire(name)
-        try:
-            tensor = handle.tensor
-            values = decode(tensor.type, handle.view, tensor.shape[0]).copy()
-        finally:
-            self._manager.release(name)
+        tensor = self._source.tensors.get(name)
+        if tensor is None:
+            raise ModelDamaged(f"{self._source.path.name} has no tensor {name}")
+        values = decode(tensor.type, self._manager.read(name), tensor.shape[0]).copy()
         if name.endswith("_norm.weight"):
             with np.errstate(invalid="ignore"):
                 values += np.float32(self._source.norm_shift)
@@ -115,15 +125,15 @@ class WeightStore:
 
     def hold(self, layer: int) -> None:
         """Make `layer` resident."""
-        handles = {name: self._keep(name) for name in streamed_names(self._source, layer)}
+        handles = self._manager.keep(streamed_names(self._source, layer))
         self._held[layer] = self._bind(layer, handles, keep=True)
 
     def hold_matrix(self, name: str) -> None:
         """Make the embedding or the head resident."""
-        self._held_matrices[name] = self._weight(self._keep(name), keep=True)
+        self._held_matrices[name] = self._weight(self._manager.keep((name,))[name], keep=True)
 
     def layer(self, index: int, handles: Mapping[str, TensorHandle]) -> LayerWeights:
-        """The layer's weights; `handles` are those of a streamed layer."""
+        """The layer's weights; `handles` are those of a streamed layer, without its experts."""
         return self._held.get(index) or self._bind(index, handles, keep=False)
 
     def rows(self, name: str, ids: NDArray[np.int64]) -> Vector:
@@ -146,7 +156,7 @@ class WeightStore:
 
     def tiles(self, name: str) -> Iterator[Weight]:
         """The head from its first row to its last: whole where it is resident, else one tile
-        after another, each mapped while it is at work and no longer."""
+        after another, each held while it is at work and no longer."""
         held = self._held_matrices.get(name)
         if held is not None:
             yield held
@@ -159,48 +169,51 @@ class WeightStore:
             finally:
                 self._manager.release(part)
 
-    def _keep(self, name: str) -> TensorHandle:
-        handle = self._manager.acquire(name)
-        self._manager.fetch(handle)
-        return handle
-
     def _weight(self, handle: TensorHandle, *, keep: bool) -> Weight:
         tensor = handle.tensor
         rows, columns = tensor.shape
         return self._kernels.weight(tensor.type, handle.view, (rows, columns), resident=keep)
 
     def _bind(self, layer: int, handles: Mapping[str, TensorHandle], *, keep: bool) -> LayerWeights:
-        start = len(f"blk.{layer}.")
+        start = f"blk.{layer}."
         matrices: dict[str, Weight] = {}
-        joined: dict[str, TensorHandle] = {}
-        apart: dict[str, dict[int, TensorHandle]] = {}
-        for name, handle in handles.items():
-            short = name[start:]
+        experts: dict[str, Experts] = {}
+        apart: dict[str, dict[int, str]] = {}
+        for name in streamed_names(self._source, layer):
+            short = name[len(start) :]
             expert = EXPERT_APART.fullmatch(short)
             if expert is not None:
-                apart.setdefault(f"ffn_{expert[1]}_exps.weight", {})[int(expert[2])] = handle
-            elif len(handle.tensor.shape) == 3:
-                joined[short] = handle
+                apart.setdefault(f"ffn_{expert[1]}_exps.weight", {})[int(expert[2])] = name
+            elif len(self._source.tensors[name].shape) == 3:
+                experts[short] = _experts(partial(self._slice, name, handles.get(name)), keep)
             else:
-                matrices[short] = self._weight(handle, keep=keep)
-        bound = {name: partial(self._slice, one, keep) for name, one in joined.items()}
-        bound |= {name: partial(self._one_of, some, keep) for name, some in apart.items()}
-        experts = {name: Experts(bind, {} if keep else None) for name, bind in bound.items()}
+                matrices[short] = self._weight(handles[name], keep=keep)
+        for short, names in apart.items():
+            experts[short] = _experts(partial(self._one_of, names, handles), keep)
         return LayerWeights(self._layer_vectors(layer), matrices, experts)
 
-    def _slice(self, handle: TensorHandle, keep: bool, expert: int) -> Weight:
-        count, rows, columns = handle.tensor.shape
-        size = handle.tensor.bytes // count
-        span = slice(expert * size, (expert + 1) * size)
-        if not keep:
-            self._manager.fetch(handle, span)
-        raw = handle.view[span]
-        return self._kernels.weight(handle.tensor.type, raw, (rows, columns), resident=keep)
+    def _slice(self, name: str, handle: TensorHandle | None, expert: int) -> Weight:
+        """One expert of a tensor that holds all, read alone where that is not in memory."""
+        tensor = self._source.tensors[name]
+        count, rows, columns = tensor.shape
+        size = tensor.bytes // count
+        if handle is None:
+            raw = self._manager.read(name, expert * size, size)
+        else:
+            raw = handle.view[expert * size : (expert + 1) * size]
+        return self._kernels.weight(tensor.type, raw, (rows, columns), resident=handle is not None)
 
-    def _one_of(self, handles: Mapping[int, TensorHandle], keep: bool, expert: int) -> Weight:
-        if not keep:
-            self._manager.fetch(handles[expert])
-        return self._weight(handles[expert], keep=keep)
+    def _one_of(
+        self, names: Mapping[int, str], handles: Mapping[str, TensorHandle], expert: int
+    ) -> Weight:
+        name = names[expert]
+        handle = handles.get(name)
+        if handle is not None:
+            return self._weight(handle, keep=True)
+        tensor = self._source.tensors[name]
+        rows, columns = tensor.shape
+        raw = self._manager.read(name)
+        return self._kernels.weight(tensor.type, raw, (rows, columns), resident=False)
 
     def _layer_vectors(self, layer: int) -> dict[str, Vector]:
         found = self._vectors.get(layer)
@@ -212,3 +225,7 @@ class WeightStore:
                 if name.startswith(start) and len(tensor.shape) == 1
             }
         return found
+
+
+def _experts(bind: Callable[[int], Weight], keep: bool) -> Experts:
+    return Experts(bind, {} if keep else None)

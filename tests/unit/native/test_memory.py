@@ -131,39 +131,38 @@ def pages(view: NDArray[np.uint8]) -> tuple[int, int]:
     return sum(one & 1 for one in found), len(found)
 
 
-def on_a_disk(source: ModelSource) -> bool:
-    """Whether the file system lets go of pages that it was asked to forget."""
-    handle = forgotten(source).acquire("a")
-    return pages(handle.view)[0] == 0
-
-
-def forgotten(source: ModelSource) -> MemoryManager:
+def forgotten(source: ModelSource) -> None:
+    """Have the file's pages out of memory, where its file system lets go of them."""
     with source.path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return MemoryManager(source, forget=True)
 
 
-def test_fetching_brings_in_what_was_asked_and_forgetting_lets_go_of_it(
-    source: ModelSource,
-) -> None:
-    cold = 0 if on_a_disk(source) else 512
-    manager = forgotten(source)
-    handle = manager.acquire("b")
-    assert pages(handle.view)[0] in (cold, cold + 1)
-    manager.fetch(handle)
-    found, count = pages(handle.view)
-    assert found == count
-    manager.release("b")
-    manager.drop(("b",))
-    assert pages(manager.acquire("b").view)[0] <= cold + 2
+def test_what_is_kept_by_a_map_is_brought_in(source: ModelSource) -> None:
+    forgotten(source)
+    manager = MemoryManager(source)
+    handles = manager.keep(("a", "c"))
+    for handle in handles.values():
+        found, count = pages(handle.view)
+        assert found == count
+    assert manager.mapped == ("a", "c")
+    assert manager.idle_bytes == 0
     manager.close()
 
 
-def test_a_stopped_fetch_ends_at_once(source: ModelSource) -> None:
-    manager = MemoryManager(source)
-    manager.fetch(manager.acquire("a"), stop=lambda: True)
-    assert first(manager, "a") == 1.0
+@pytest.mark.parametrize("direct", [False, True])
+def test_what_is_kept_in_reserved_memory_needs_no_file_afterwards(
+    source: ModelSource, direct: bool
+) -> None:
+    manager = MemoryManager(source, cache_bytes=0, direct=direct)
+    manager.reserve(6 * MIB)
+    handles = manager.keep(("a", "c"))
+    os.truncate(source.path, 0)
+    for name, value in (("a", 1.0), ("c", 3.0)):
+        assert not handles[name].view.flags.writeable
+        assert (handles[name].view.view(np.float32) == value).all()
+        assert manager.acquire(name) is handles[name]
+    assert 4 * MIB <= manager.resident_bytes <= 6 * MIB
     manager.close()
 
 

@@ -71,8 +71,10 @@ def test_resident_layers_are_spread_among_the_streamed(model: Path) -> None:
 
 def test_streaming_counts_room_for_the_layer_at_work_and_the_one_read_ahead(model: Path) -> None:
     plan = planned(model, replace(ASK, cache_bytes=0), 4096 * MIB)
-    assert plan.parts["streamed weights"] == plan.parts["read-ahead"] + plan.tile_bytes
-    assert plan.parts["read-ahead"] > plan.tile_bytes > 0
+    layer, tile, ahead = plan.rooms
+    assert plan.parts["streamed weights"] == layer + tile
+    assert plan.parts["read-ahead"] == ahead == layer
+    assert layer > tile > plan.tile_bytes > 0
     alone = planned(model, replace(ASK, cache_bytes=0, read_ahead=False), 4096 * MIB)
     assert alone.parts["read-ahead"] == 0
     assert plan.resident == alone.resident == ()
