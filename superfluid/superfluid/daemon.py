@@ -329,6 +329,10 @@ async def _announce(host: ModelHost, listener: socket.socket, say: Say) -> None:
     can = host.description.capabilities if host.description else {}
     route, body = _EXAMPLE if can.get("generates", True) else _EMBEDDING_EXAMPLE
     say(f"try: curl {url}/{route} -d '{body}'")
+    reached = host.sandbox()
+    if reached["asked"] == "auto" and reached.get("level") != "strict":
+        missing = ", ".join(reached.get("missing", ()))
+        say(f"sandbox: {reached.get('level', 'none')} is the best here; missing: {missing}")
 
 
 def _http(supervisor: Supervisor, listener: socket.socket, service_class: Class) -> uvicorn.Server:

@@ -9,6 +9,7 @@ from typing import Final
 
 import platformdirs
 
+from superfluid.text import is_text
 from superfluid_compat.errors import BadConfig
 
 HOME_VARIABLE: Final = "SUPERFLUID_HOME"
@@ -44,14 +45,24 @@ class Paths:
 
     @classmethod
     def find(cls) -> Paths:
-        """Below `SUPERFLUID_HOME` where that is set, else where the platform keeps such things."""
+        """Below `SUPERFLUID_HOME` where that is set, else where the platform keeps such things.
+
+        Raises `BadConfig` for paths that are no text.
+        """
         home = os.environ.get(HOME_VARIABLE)
         if home:
-            return cls.under(Path(home).expanduser().absolute())
-        dirs = platformdirs.PlatformDirs("superfluid", appauthor=False)
-        return cls(
-            dirs.user_config_path, dirs.user_data_path, dirs.user_cache_path, dirs.user_state_path
-        )
+            found = cls.under(Path(home).expanduser().absolute())
+        else:
+            dirs = platformdirs.PlatformDirs("superfluid", appauthor=False)
+            config, data = dirs.user_config_path, dirs.user_data_path
+            found = cls(config, data, dirs.user_cache_path, dirs.user_state_path)
+        for folder in (found.config, found.data, found.cache, found.state):
+            if not is_text(str(folder)):
+                raise BadConfig(
+                    f"{folder} is no UTF-8, wanted a path that is text",
+                    fix=f"set {HOME_VARIABLE} to a folder whose path is text",
+                )
+        return found
 
 
 def private_folder(path: Path) -> Path:

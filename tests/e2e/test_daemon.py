@@ -388,6 +388,25 @@ def test_a_fault_of_the_runtime_in_a_load_leaves_its_traceback(home: Path, tmp_p
     assert any("ZeroDivisionError" in line for line in json.loads(record.read_text())["stderr"])
 
 
+def test_a_sandbox_below_strict_that_nobody_asked_for_is_told(tmp_path: Path, home: Path) -> None:
+    old = tmp_path / "old.py"
+    old.write_text(
+        "import superfluid_workerd.sandbox.landlock as landlock\n"
+        "landlock.abi = lambda: 3\n"
+        "from superfluid_workerd.entry import main\n"
+        "main()\n"
+    )
+    command = f"{sys.executable} -P {old}"
+    told = "sandbox: basic is the best here; missing: Landlock ABI 6 (scoped signals and sockets)"
+    for arguments, worker, wanted in (
+        ([], {"SUPERFLUID_WORKER_FAKE": command}, True),
+        (["--sandbox", "basic"], {"SUPERFLUID_WORKER_FAKE": command}, False),
+        ([], {}, False),
+    ):
+        with serving([model(tmp_path), *arguments], home, **worker) as server:
+            assert (told in server.stop().out) is wanted
+
+
 def test_a_debug_log_has_what_the_worker_printed(home: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     arguments = [model(tmp_path, Orders(stderr_bytes=1000)), "--log-level", "debug"]

@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
     foreign = next((it for it in [*arguments, *_variables()] if not is_text(it)), None)
     if foreign is not None:
         return _fail(
-            f"{foreign} is no UTF-8, wanted text; rename the file, or name a link to it",
+            f"{foreign} is no UTF-8, wanted text; rename what it names",
             ExitCode.USAGE,
         )
     command = typer.main.get_command(app)

@@ -12,6 +12,7 @@ from superfluid.models.packages import PackagedModel
 from superfluid.models.pull import SILENT, Reports, Source, pull
 from superfluid.models.shelf import SHELF
 from superfluid.models.store import Store
+from superfluid.text import is_text
 from superfluid_compat.errors import ModelNotFound, Offline
 from superfluid_workerd.options import nearest
 
@@ -99,7 +100,11 @@ def located_path(path: Path) -> Located:
     entry = _entry_of(path) if path.is_dir() else path
     if not (entry.is_file() or entry.is_dir()):
         raise ModelNotFound(f"{path} is neither a file nor a folder", fix="name a model file")
-    name = entry.stem if entry.is_file() else entry.resolve().name
+    real = entry.resolve()
+    foreign = next((it for it in (entry.absolute(), real) if not is_text(str(it))), None)
+    if foreign is not None:
+        raise ModelNotFound(f"{foreign} is no UTF-8, wanted a path that is text", fix="rename it")
+    name = entry.stem if entry.is_file() else real.name
     return Located(name, entry.absolute(), f"path:{entry.absolute()}")
 
 

@@ -259,7 +259,7 @@ def test_an_argument_that_is_no_utf8_is_refused_in_one_line(run: Run, arguments:
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("superfluid: ")
-    assert "is no UTF-8, wanted text; rename the file, or name a link to it\n" in err
+    assert "is no UTF-8, wanted text; rename what it names\n" in err
 
 
 def test_a_variable_that_is_no_utf8_is_refused_by_name(

@@ -127,6 +127,12 @@ def test_without_home_the_platform_decides(monkeypatch: pytest.MonkeyPatch) -> N
     assert all("superfluid" in folder.parts for folder in folders)
 
 
+def test_a_home_that_is_no_utf8_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUPERFLUID_HOME", "/h\udcff")
+    with pytest.raises(BadConfig, match="is no UTF-8, wanted a path that is text"):
+        Paths.find()
+
+
 def test_a_home_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(BadConfig, match="cannot be written: not a directory") as caught:
@@ -242,6 +248,20 @@ def test_a_folder_is_its_one_gguf_model_or_itself(
     for name in files:
         (tmp_path / name).touch()
     assert locate(str(tmp_path), store).path == tmp_path / entry
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_a_path_that_is_no_utf8_is_no_model(store: Store, tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "folder\udcff" if kind == "folder" else tmp_path
+    folder.mkdir(exist_ok=True)
+    path = folder / ("b.gguf" if kind == "folder" else "b\udcff.gguf")
+    path.touch()
+    if kind == "link":
+        (tmp_path / "link.gguf").symlink_to(path)
+        path = tmp_path / "link.gguf"
+    with pytest.raises(ModelNotFound, match="is no UTF-8, wanted a path that is text") as caught:
+        locate(str(path), store)
+    assert caught.value.exit_code == 3
 
 
 def test_an_empty_folder_is_no_model(store: Store, tmp_path: Path) -> None:
