@@ -303,26 +303,53 @@ def looks_right(folder: Path) -> Path:
     return build(folder / "libllama.so", contract=contracts()[7])
 
 
-REFUSED: Final[list[tuple[Callable[[Path], Path], str]]] = [
-    (text_file, "a shared library was wanted"),
-    (newer_glibc, "needs glibc 9.17, this machine has 2."),
-    (lacks_dependency, "needs libgomq.so.1"),
-    (other_machine, "is for riscv64, this machine is"),
-    (older_contract, "is of contract 1, wanted"),
-    (other_defaults, "n_ctx reads 513, wanted 512"),
-    (looks_right, "the defaults of contract 7, but not its behaviour: a model does not load"),
+def dies(folder: Path) -> Path:
+    return build(folder / "libllama.so", contract=contracts()[7], at_load="raise(SIGSEGV);")
+
+
+def without_device(folder: Path) -> Path:
+    return build(folder / "libllama.so", contract=contracts()[7], devices=0)
+
+
+def lacks_functions(folder: Path) -> Path:
+    return build(folder / "libllama.so", contract=contracts()[7], without=["llama_decode"])
+
+
+REFUSED: Final[list[tuple[Callable[[Path], Path], str, str, str]]] = [
+    (text_file, "broken", "cannot-load", "a shared library was wanted"),
+    (newer_glibc, "broken", "cannot-load", "needs glibc 9.17, this machine has 2."),
+    (lacks_dependency, "broken", "cannot-load", "needs libgomq.so.1"),
+    (other_machine, "broken", "cannot-load", "is for riscv64, this machine is"),
+    (dies, "broken", "cannot-load", "died by SIGSEGV while it loaded"),
+    (lacks_functions, "broken", "not-llama", "lacks llama_decode"),
+    (without_device, "broken", "no-device", "finds no device"),
+    (older_contract, "refused", "number-differs", "is of contract 1, wanted"),
+    (other_defaults, "refused", "unknown-abi", "n_ctx reads 513, wanted 512"),
+    (
+        looks_right,
+        "broken",
+        "canary-failed",
+        "the defaults of contract 7, but not its behaviour: a model does not load",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("make", "words"), REFUSED, ids=lambda it: getattr(it, "__name__", ""))
+@pytest.mark.parametrize(
+    ("make", "state", "rule", "words"), REFUSED, ids=lambda it: getattr(it, "__name__", "")
+)
 def test_a_library_that_does_not_serve_is_exit_4_and_one_line(
-    make: Callable[[Path], Path], words: str, model: Path, tmp_path: Path
+    make: Callable[[Path], Path], state: str, rule: str, words: str, model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "lib"
     folder.mkdir()
     own = make(folder)
     ended = run(["serve", str(model), "--port", "0", "--llamacpp-lib", str(own)], tmp_path / "home")
     one_line(ended, ExitCode.RUNTIME, words)
+    told = run(["runtimes", "--json"], tmp_path / "home", SUPERFLUID_LLAMA_LIB=str(own))
+    rows = {row["id"]: row for row in json.loads(told.out)["runtimes"]}
+    assert (rows["llamacpp"]["state"], rows["llamacpp"]["rule"]) == (state, rule)
+    assert words in rows["llamacpp"]["problem"]
+    assert rows["native"]["state"] == "ready"
 
 
 def test_what_is_not_installed_is_told_of_what_was_given(tmp_path: Path) -> None:

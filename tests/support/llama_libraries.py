@@ -32,6 +32,7 @@ class Build:
 
 
 INSTALLED: Final = "b11063"
+INSTALLED_CONTRACT: Final = 7
 BUILD: Final = os.environ.get("SUPERFLUID_TEST_LLAMA_BUILD", INSTALLED)
 """The build that this process may load: a process holds one."""
 
@@ -61,6 +62,11 @@ BUILDS: Final[Mapping[str, Build]] = {
         contract=1,
     ),
 }
+
+
+def contract(build: str) -> int:
+    """The number of the build's struct contract."""
+    return INSTALLED_CONTRACT if build == INSTALLED else BUILDS[build].contract
 
 
 def library(build: str) -> Path:

@@ -1,7 +1,8 @@
 """llama.cpp as an independent oracle: its C API, called through ctypes.
 
 The library is the extension module of the development dependency `xllamacpp`, pinned in
-pyproject.toml because the struct offsets below are those of its build (b11063).
+pyproject.toml, or the build that `llama_libraries.BUILD` names. The struct offsets below were read
+from llama.cpp's headers, and owe nothing to the adapter's tables.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,19 +48,33 @@ class Batch(ct.Structure):
 
 
 MODEL_N_GPU_LAYERS: Final = 16
-MODEL_VOCAB_ONLY: Final = 72
-MODEL_REPACK: Final = 74  # use_extra_bufts
 CONTEXT_N_CTX: Final = 0
 CONTEXT_N_BATCH: Final = 4
 CONTEXT_N_UBATCH: Final = 8
 CONTEXT_N_OUTPUTS_MAX: Final = 20
-CONTEXT_N_THREADS: Final = 28
-CONTEXT_N_THREADS_BATCH: Final = 32
-CONTEXT_POOLING: Final = 44
-CONTEXT_FLASH_ATTENTION: Final = 52
 CONTEXT_TYPE_K: Final = 104
 CONTEXT_TYPE_V: Final = 108
-CONTEXT_EMBEDDINGS: Final = 128
+
+
+class _Moved(NamedTuple):
+    """Offsets that are not the same in every build."""
+
+    vocab_only: int
+    repack: int  # use_extra_bufts
+    threads: int
+    threads_batch: int
+    pooling: int
+    flash_attention: int
+    embeddings: int
+
+
+_BY_CONTRACT: Final = {
+    4: _Moved(64, 69, 24, 28, 40, 48, 128),
+    5: _Moved(64, 66, 24, 28, 40, 48, 128),
+    7: _Moved(72, 74, 28, 32, 44, 52, 128),
+    8: _Moved(72, 74, 28, 32, 44, 52, 136),
+}
+_AT: Final = _BY_CONTRACT[llama_libraries.contract(llama_libraries.BUILD)]
 POOLING_NONE: Final = 0
 GGML_TYPE_F32: Final = 0
 
@@ -156,8 +171,8 @@ class LlamaCpp:
         self._lib = library()
         params = self._lib.llama_model_default_params()
         _patch(params, ct.c_int32, MODEL_N_GPU_LAYERS, 0)
-        _patch(params, ct.c_bool, MODEL_VOCAB_ONLY, vocab_only)
-        _patch(params, ct.c_bool, MODEL_REPACK, repack)
+        _patch(params, ct.c_bool, _AT.vocab_only, vocab_only)
+        _patch(params, ct.c_bool, _AT.repack, repack)
         self._context: int | None = None
         self._model: int | None = self._lib.llama_model_load_from_file(os.fsencode(model), params)
         if not self._model:
@@ -170,16 +185,16 @@ class LlamaCpp:
     def _open_context(self, context: int, threads: int, embeds: bool) -> None:
         params = self._lib.llama_context_default_params()
         if embeds:
-            _patch(params, ct.c_int32, CONTEXT_POOLING, POOLING_NONE)
-            _patch(params, ct.c_bool, CONTEXT_EMBEDDINGS, True)
+            _patch(params, ct.c_int32, _AT.pooling, POOLING_NONE)
+            _patch(params, ct.c_bool, _AT.embeddings, True)
         for offset, value in (
             (CONTEXT_N_CTX, context),
             (CONTEXT_N_BATCH, context),
             (CONTEXT_N_UBATCH, context),
             (CONTEXT_N_OUTPUTS_MAX, context),
-            (CONTEXT_N_THREADS, threads),
-            (CONTEXT_N_THREADS_BATCH, threads),
-            (CONTEXT_FLASH_ATTENTION, 0),
+            (_AT.threads, threads),
+            (_AT.threads_batch, threads),
+            (_AT.flash_attention, 0),
             (CONTEXT_TYPE_K, GGML_TYPE_F32),
             (CONTEXT_TYPE_V, GGML_TYPE_F32),
         ):

@@ -9,27 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from support.llama_libraries import BUILD, INSTALLED
+from superfluid_adapter_llamacpp.contracts import served
+from support.llama_libraries import BUILD, BUILDS, INSTALLED
 
 HERE = Path(__file__).parent
-ALL = [str(HERE / f"test_{name}.py") for name in ("conformance", "runtime", "parity")]
-SOME = [
-    str(HERE / "test_conformance.py"),
-    "-k",
-    "(TestRuntime and (plain or window)) or TestEmbedding",
-]
+TESTS = [str(HERE / f"test_{name}.py") for name in ("conformance", "runtime", "parity")]
 
 
 @pytest.mark.model
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("build", "tests"),
-    [("b11549", ALL), ("b10229", SOME), ("b9713", SOME)],
-    ids=lambda it: it if isinstance(it, str) else "",
+    "build", [name for name, one in BUILDS.items() if one.contract in served()]
 )
-def test_the_runtime_is_the_same_on(build: str, tests: list[str], default_model: Path) -> None:
+def test_the_runtime_is_the_same_on(build: str, default_model: Path) -> None:
     assert BUILD == INSTALLED
-    words = [sys.executable, "-m", "pytest", "-q", *tests]
+    words = [sys.executable, "-m", "pytest", "-q", *TESTS]
     environment = {
         **os.environ,
         "SUPERFLUID_TEST_LLAMA_BUILD": build,
