@@ -34,6 +34,7 @@ from superfluid_compat.errors import (
     UsageError,
     one_line,
 )
+from superfluid_workerd.link.answers import Facts
 from superfluid_workerd.link.answers import Rights as Declared
 from superfluid_workerd.link.frames import Class, Load
 from superfluid_workerd.options import Kind, Resolved
@@ -149,6 +150,11 @@ class Choosing:
         self._chooser = chooser
         self._choice = await chooser.choose(self._model, settings.wanted)
         return self._choice
+
+    async def facts(self, choice: Choice) -> Facts:
+        """What the chosen runtime reads of the model. Raises what it finds against it."""
+        row, place = choice.standing.row, choice.standing.place
+        return await self._preparations.facts(self._catalog, row, self._model, choice.values, place)
 
     async def memory(self, choice: Choice) -> dict[str, int]:
         """The memory plan that the load would follow, in bytes by part."""

@@ -511,6 +511,8 @@ def test_what_would_serve_is_told_as_serving_tells_it(
     said = json.loads(told.out)
     assert said["runtime"] is None, said
     ended = run(["serve", str(path), "--port", "0"], home, 120.0, **asked)
+    planned = run(["serve", str(path), "--plan"], home, 120.0, **asked)
+    assert (planned.code, planned.out) == (ended.code, ""), planned
     # A plan counts what its own process holds, which differs by some MiB.
     why = said["why"].split("; ")[0].partition(" MiB")[0].rstrip("0123456789")
     one_line(ended, said["exit_code"], why)

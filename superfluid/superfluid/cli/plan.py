@@ -26,6 +26,7 @@ def show_plan(settings: ServeSettings, *, as_json: bool) -> None:
 async def _plan(settings: ServeSettings) -> Plan:
     choosing = Choosing(settings, reading(settings), say)
     choice = await choosing.choose()
+    await choosing.facts(choice)
     memory = await choosing.memory(choice)
     standing = choice.standing
     return Plan(
