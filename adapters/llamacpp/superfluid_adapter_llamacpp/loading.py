@@ -23,10 +23,16 @@ from superfluid_adapter_llamacpp.gguf import Header, read_header
 from superfluid_adapter_llamacpp.library import Library, NotLoadable
 from superfluid_adapter_llamacpp.library import load as load_library
 from superfluid_adapter_llamacpp.model import Model
-from superfluid_adapter_llamacpp.plan import Plan, Shape, make_plan
+from superfluid_adapter_llamacpp.plan import Plan, Shape, head_widths, make_plan
 from superfluid_adapter_llamacpp.probe import Finding
 from superfluid_adapter_llamacpp.runtime import Kind, LlamaRuntime, Loaded
-from superfluid_adapter_llamacpp.settings import ALL_LAYERS, Settings, check_devices, load_members
+from superfluid_adapter_llamacpp.settings import (
+    ALL_LAYERS,
+    Settings,
+    check_devices,
+    check_head,
+    load_members,
+)
 from superfluid_adapter_llamacpp.state import state_key
 from superfluid_adapter_llamacpp.tokenizer import LlamaTokenizer
 from superfluid_adapter_llamacpp.where import named_library, require
@@ -78,8 +84,10 @@ def load(request: OpenRequest, installed: Path | None) -> LoadedModel:
 
 
 def vet(model: Path, options: Options, installed: Path | None, shared: Path | None) -> None:
-    """Have the library read everything of the model but its weights. Raises `ModelError`."""
+    """Have the library read everything of the model but its weights. Raises `ModelError`,
+    `BadOptionValue`."""
     header, settings = read_header(model), Settings.of(options)
+    check_head(settings, *head_widths(header))
     _check_lock(settings, header)
     opened = open_library(options, installed, shared)
     members = {**load_members("none", opened.contract.model), "n_gpu_layers": 0, "no_alloc": 1}

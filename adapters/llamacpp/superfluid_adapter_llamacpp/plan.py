@@ -82,6 +82,7 @@ def make_plan(
 
     Raises `DoesNotFit`, `BadOptionValue`."""
     check(header)
+    check_head(settings, *head_widths(header))
     trained = header.number("context_length")
     asked = request.context
     if asked > trained > 0 and not (settings.stretches and turns_positions(header)):
@@ -174,11 +175,7 @@ class _Planner:
         """Bytes of one cell in each layer."""
         header, settings = self.header, self.settings
         heads = _per_layer(header, "attention.head_count_kv", "attention.head_count")
-        width = header.number("embedding_length")
-        each = width // max(1, *_per_layer(header, "attention.head_count"))
-        keys = header.number("attention.key_length", each)
-        values = header.number("attention.value_length", each)
-        check_head(settings, keys, values)
+        keys, values = head_widths(header)
         key, value = (CACHE_TYPES[settings.text(f"cache-type-{one}") or "f16"][1] for one in "kv")
         return [count * (keys * key + values * value) for count in heads]
 
@@ -208,6 +205,14 @@ class _Planner:
         plain = self.settings.text("flash-attn") == "off"
         attention = 6 * reach + (4 * heads * reach if plain else 0)
         return ubatch * (4 * (8 * width + 3 * hidden) + attention)
+
+
+def head_widths(header: Header) -> tuple[int, int]:
+    """Values of a head's key and of its value."""
+    width = header.number("embedding_length")
+    each = width // max(1, *_per_layer(header, "attention.head_count"))
+    number = header.number
+    return number("attention.key_length", each), number("attention.value_length", each)
 
 
 def _per_layer(header: Header, key: str, otherwise: str = "") -> Sequence[int]:
