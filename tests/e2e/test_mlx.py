@@ -7,6 +7,7 @@ mode, which rounds no activation.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import venv
@@ -211,6 +212,31 @@ def _changed(folder: Path, to: Path, name: str, **values: Any) -> Path:
     path = to / name
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
     return to
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "chat_template.jinja"])
+def test_a_fifo_in_a_folder_is_refused_and_not_waited_for(
+    name: str, tiny: Path, home: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny / "llama", tmp_path / "model"))
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    done = run(["serve", str(folder), "--runtime", "mlx"], home)
+    assert (done.code, done.out) == (3, "")
+    assert f"{name} is no regular file" in done.err.splitlines()[-1]
+
+
+def test_a_folder_of_links_serves_as_a_hubs_cache_has_it(
+    tiny: Path, home: Path, tmp_path: Path
+) -> None:
+    blobs = Path(shutil.copytree(tiny / "llama", tmp_path / "blobs"))
+    folder = tmp_path / "snapshots" / "main"
+    folder.mkdir(parents=True)
+    for blob in blobs.iterdir():
+        (folder / blob.name).symlink_to(Path("..", "..", "blobs", blob.name))
+    words = ["--runtime", "mlx@0.32.2", "--lanes", "2", "--context", "64"]
+    with serving([str(folder), *words, "--mlx-compile", "false"], home) as server:
+        assert _ask(server, "hello").status_code == 200
 
 
 def _ask(server: Server, prompt: object, tokens: int = 8) -> httpx.Response:

@@ -99,10 +99,10 @@ def config(name: str) -> dict[str, Any]:
     return {**_BASE, **CONFIGS[name]}
 
 
-def module(name: str, kind: str = "float32", seed: int = 0) -> Any:
-    """mlx-lm's model with random weights of one floating type."""
+def module(name: str, kind: str = "float32", seed: int = 0, **changes: Any) -> Any:
+    """mlx-lm's model with random weights of one floating type; `changes` go into its settings."""
     mx.random.seed(seed)
-    settings = config(name)
+    settings = {**config(name), **changes}
     build, arguments = utils._get_classes(settings)
     made = build(arguments.from_dict(settings))
     made.update(_trees.tree_map(lambda weight: weight.astype(getattr(mx, kind)), made.parameters()))

@@ -19,9 +19,13 @@ from typing import Any, Final
 
 from superfluid_compat.errors import ModelDamaged, ModelError, ModelNotFound
 from superfluid_workerd.link.answers import SAFETENSORS, Facts
-from superfluid_workerd.tokenizing.folder import read_json
+from superfluid_workerd.tokenizing.folder import read_bytes, read_json, regular
 
 _HEADER_BYTES: Final = 1 << 27
+_TEMPLATE_BYTES: Final = 1 << 24
+_READ: Final = ("*.json", "*.jinja", "model*.safetensors")
+"""What is read of a folder, by us and by mlx-lm, which would wait for a FIFO without end."""
+
 _CODE: Final = ("model_file", "auto_map")
 """Keys by which a configuration names Python code of its own."""
 
@@ -82,8 +86,7 @@ class Folder:
 
 def read_folder(path: Path) -> Folder:
     """Raises `ModelNotFound`, `ModelDamaged`, each naming the file."""
-    if not path.is_dir():
-        raise ModelNotFound(f"{path} is no folder, wanted one with config.json and *.safetensors")
+    _require_files(path)
     config = read_json(path / "config.json")
     if config is None:
         raise ModelNotFound(f"{path} has no config.json")
@@ -109,6 +112,20 @@ def read_folder(path: Path) -> Folder:
     )
 
 
+def _require_files(path: Path) -> None:
+    """Raise unless this is a folder in which whatever is read is a regular file."""
+    try:
+        if not path.is_dir():
+            raise ModelNotFound(
+                f"{path} is no folder, wanted one with config.json and *.safetensors"
+            )
+        for file in sorted(found for kind in _READ for found in path.glob(kind)):
+            if regular(file) is None:
+                raise ModelDamaged(f"{file} is a link to nothing")
+    except OSError as error:
+        raise ModelDamaged(f"{path} cannot be read: {error}") from error
+
+
 def facts_of(folder: Folder) -> Facts:
     """The folder's facts. `parameters` does not count what quantized weights pack together."""
     plain = (it for it in folder.tensors.values() if it.type not in _PACKED)
@@ -130,9 +147,9 @@ def facts_of(folder: Folder) -> Facts:
 
 def template_of(path: Path) -> str | None:
     """The model's chat template."""
-    beside = path / "chat_template.jinja"
-    if beside.is_file():
-        return beside.read_text("utf-8", "replace")
+    beside = read_bytes(path / "chat_template.jinja", _TEMPLATE_BYTES)
+    if beside is not None:
+        return beside.decode("utf-8", "replace")
     found = _tokenizer_config(path).get("chat_template")
     if isinstance(found, list):
         named = {it.get("name"): it.get("template") for it in found if isinstance(it, dict)}
@@ -150,13 +167,8 @@ def _code(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _read_weights(path: Path) -> tuple[bytes, dict[str, Tensor]]:
     """The header as it stands and its tensors, all of whose bytes are there."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        first = file.read(8)
-        length = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
-        if not 2 <= length <= min(_HEADER_BYTES, size - 8):
-            raise ModelDamaged(f"{path} has {size} bytes and no safetensors header")
-        head = file.read(length)
+    size, head = _head(path)
+    length = len(head)
     try:
         told = json.loads(head)
         entries = {name: entry for name, entry in told.items() if name != "__metadata__"}
@@ -169,3 +181,17 @@ def _read_weights(path: Path) -> tuple[bytes, dict[str, Tensor]]:
             f"{path} has {size} bytes, its header tells of {8 + length + max(ends, default=0)}"
         )
     return head, tensors
+
+
+def _head(path: Path) -> tuple[int, bytes]:
+    """The file's size and its header."""
+    size = regular(path) or 0
+    try:
+        with path.open("rb") as file:
+            first = file.read(8)
+            length = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
+            if not 2 <= length <= min(_HEADER_BYTES, size - 8):
+                raise ModelDamaged(f"{path} has {size} bytes and no safetensors header")
+            return size, file.read(length)
+    except OSError as error:
+        raise ModelDamaged(f"{path} cannot be read: {error}") from error

@@ -7,6 +7,7 @@ import inspect
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -54,10 +55,8 @@ def plan(request: OpenRequest) -> Plan:
 def load(request: OpenRequest) -> LoadedModel:
     """Load as `Adapter.open` says; on the thread that will own MLX."""
     loading = _Loading(request, _admitted(request))
-    tokenizer = FolderTokenizer(request.model)
-    request.progress(1, _STAGES)
     try:
-        return loading.load(tokenizer)
+        return loading.load()
     except MemoryError as error:
         raise DoesNotFit(f"memory ran out while {request.model} was loaded") from error
 
@@ -98,24 +97,28 @@ class _Loading:
             )
         return model, make_plan(self.folder, self.request, token_bytes), token_bytes
 
-    def load(self, tokenizer: FolderTokenizer) -> LoadedModel:
+    def load(self) -> LoadedModel:
         request, folder = self.request, self.folder
         model, plan, token_bytes = self.priced()
+        request.progress(1, _STAGES)
         from superfluid_adapter_mlx import caches, trial
         from superfluid_adapter_mlx.engine import mx
         from superfluid_adapter_mlx.envelope import Key
         from superfluid_adapter_mlx.runtime import Loaded, MlxRuntime
         from superfluid_adapter_mlx.shares import share_out
 
-        with self._reading():
-            mx.eval(model.module.parameters())
         where = device(mx)
         threads = (request.threads or cores()) if where.kind == "cpu" else None
-        share_out(model.module, threads or 1)
+        with ThreadPoolExecutor(1) as beside:
+            # Weights and tokenizer take about as long to read, and neither needs the other's core.
+            reading = beside.submit(FolderTokenizer, request.model)
+            with self._reading():
+                share_out(model.module, threads or 1)
+                mx.eval(model.module.parameters())
+            tokenizer = reading.result()
         request.progress(2, _STAGES)
         with self._running():
-            moves = trial.copies(model)
-            template = model.template() if moves else None
+            template = trial.template(model)
             request.progress(3, _STAGES)
             alone = trial.batching_fault(model) if request.lanes > 1 else "one lane was asked for"
         kernels = _kernels(request.options, where)

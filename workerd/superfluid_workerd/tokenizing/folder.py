@@ -30,19 +30,18 @@ class FolderTokenizer(Tokenizer):
 
     def __init__(self, folder: Path) -> None:
         path = folder / "tokenizer.json"
-        document = read_json(path)
-        if document is None:
+        content = read_bytes(path)
+        if content is None:
             raise ModelDamaged(f"{folder} has no {path.name}")
         config = _settings(folder, "tokenizer_config.json", "special_tokens_map.json")
-        serial = json.dumps(document)
-        self._reading, self._plain = _engine(path, serial), _engine(path, serial)
+        self._reading = _engine(path, content)
+        self._plain = _twin(self._reading) or _engine(path, content)
         self._plain.encode_special_tokens = True
-        self._hidden = _hidden(document)
-        self._size = 1 + max(self._plain.get_vocab(with_added_tokens=True).values(), default=-1)
-        self._added = {
-            token: added.content for token, added in self._plain.get_added_tokens_decoder().items()
-        }
-        kinds = set(_decoder_kinds(document.get("decoder")))
+        added = self._reading.get_added_tokens_decoder()
+        self._hidden = frozenset(token for token, each in added.items() if each.special)
+        self._added = {token: each.content for token, each in added.items()}
+        self._size = 1 + max(self._reading.get_vocab(with_added_tokens=True).values(), default=-1)
+        kinds = set(_decoder_kinds(_stated_decoder(self._reading)))
         self._byte_level = "ByteLevel" in kinds
         self._continuing = "WordPiece" in kinds
         self._strips_space = bool(kinds & {"Strip", "Metaspace"})
@@ -115,19 +114,42 @@ class FolderTokenizer(Tokenizer):
         return whole.removeprefix(b" ") if strips else whole
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file, None where there is no file. Raises `ModelDamaged`."""
+def regular(path: Path) -> int | None:
+    """The size of a regular file, None where there is nothing. Raises `ModelDamaged` for anything
+    else: a FIFO without a writer would be waited for without end."""
     try:
         there = path.stat()
-        if not stat.S_ISREG(there.st_mode):
-            # A FIFO without a writer would be waited for without end.
-            raise ModelDamaged(f"{path} is no regular file")
-        if there.st_size > _BYTES_MAX:
-            raise ModelDamaged(f"{path} is larger than {_BYTES_MAX >> 20} MiB")
-        found = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, RuntimeError) as error:
+        raise ModelDamaged(f"{path} cannot be read: {error}") from error
+    if not stat.S_ISREG(there.st_mode):
+        raise ModelDamaged(f"{path} is no regular file")
+    return there.st_size
+
+
+def read_bytes(path: Path, most: int = _BYTES_MAX) -> bytes | None:
+    """What is in a file of at most `most` bytes, None where there is none. Raises
+    `ModelDamaged`."""
+    size = regular(path)
+    if size is None:
+        return None
+    if size > most:
+        raise ModelDamaged(f"{path} is larger than {most >> 20} MiB")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelDamaged(f"{path} cannot be read: {error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file, None where there is no file. Raises `ModelDamaged`."""
+    content = read_bytes(path)
+    if content is None:
+        return None
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise ModelDamaged(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise ModelDamaged(f"{path} holds {type(found).__name__}, wanted an object")
@@ -148,23 +170,33 @@ def _stated(config: Mapping[str, Any]) -> list[Any]:
     return stated if isinstance(stated, list) else [] if stated is None else [stated]
 
 
-def _engine(path: Path, serial: str) -> Engine:
+def _engine(path: Path, content: bytes) -> Engine:
     from tokenizers import Tokenizer as Engine
 
     try:
-        return Engine.from_str(serial)
+        return Engine.from_buffer(content)
     except Exception as error:
         raise ModelDamaged(f"{path}: {error}") from error
 
 
-def _hidden(document: Mapping[str, Any]) -> frozenset[int]:
-    """Ids of the special ones among the added tokens."""
-    added = document.get("added_tokens") or []
-    return frozenset(
-        entry["id"]
-        for entry in added
-        if isinstance(entry, dict) and entry.get("special") and isinstance(entry.get("id"), int)
-    )
+def _twin(engine: Engine) -> Engine | None:
+    """A second engine over the same model, which takes a second to read where it is large; None
+    where it does not come out alike."""
+    from tokenizers import Tokenizer as Engine
+
+    added = engine.get_added_tokens_decoder()
+    made = Engine(engine.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if (own := getattr(engine, part)) is not None:
+            setattr(made, part, own)
+    made.add_tokens([added[token] for token in sorted(added)])
+    alike = repr(made.get_added_tokens_decoder()) == repr(added)
+    return made if alike and engine.truncation is None and engine.padding is None else None
+
+
+def _stated_decoder(engine: Engine) -> Any:
+    decoder = engine.decoder
+    return None if decoder is None else json.loads(decoder.__getstate__())
 
 
 def _decoder_kinds(decoder: Any) -> Iterator[str]:
@@ -174,4 +206,4 @@ def _decoder_kinds(decoder: Any) -> Iterator[str]:
             yield from _decoder_kinds(part)
 
 
-__all__ = ["FolderTokenizer", "read_json"]
+__all__ = ["FolderTokenizer", "read_bytes", "read_json", "regular"]

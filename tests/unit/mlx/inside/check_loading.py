@@ -180,6 +180,60 @@ def test_a_broken_folder_does_not_load_and_its_file_is_named(folder: Path, what:
     assert refused.value.exit_code == ExitCode.MODEL
 
 
+_NAMES = (
+    "config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "generation_config.json", "hf_quant_config.json", "model.safetensors.index.json",
+    "chat_template.jinja", "model.safetensors", "model-00002-of-00002.safetensors",
+)  # fmt: skip
+_KINDS: dict[str, Callable[[Path], None]] = {
+    "FIFO": os.mkfifo,
+    "folder": Path.mkdir,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "loop": lambda path: path.symlink_to(path),
+    "link to nothing": lambda path: path.symlink_to("nothing"),
+}
+
+
+@pytest.mark.parametrize("name", _NAMES)
+@pytest.mark.parametrize("kind", _KINDS)
+def test_what_is_no_regular_file_is_refused_by_name_and_not_waited_for(
+    folder: Path, name: str, kind: str
+) -> None:
+    (folder / name).unlink(missing_ok=True)
+    _KINDS[kind](folder / name)
+    for ask in (lambda: adapter().facts(folder), lambda: load(folder)):
+        with pytest.raises(ModelError) as refused:
+            ask()
+        assert name in refused.value.message
+        assert refused.value.exit_code == ExitCode.MODEL
+        assert len(refused.value.message.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", _NAMES[:5] + _NAMES[8:])
+def test_a_file_that_cannot_be_read_is_refused_by_name(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    # A regular file that gives an error when it is read, to whoever reads it.
+    (folder / name).symlink_to("/proc/self/mem" if sys.platform == "linux" else folder)
+    with pytest.raises(ModelError, match=name):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja",
+                                  "model.safetensors"])  # fmt: skip
+def test_a_file_without_measure_is_refused_unread(folder: Path, name: str) -> None:
+    (folder / name).touch()
+    os.truncate(folder / name, 1 << 40)
+    with pytest.raises(ModelError, match=name):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_an_empty_file_is_refused_by_name(folder: Path, name: str) -> None:
+    os.truncate(folder / name, 0)
+    with pytest.raises(ModelError, match=name):
+        load(folder)
+
+
 def test_a_model_whose_caches_are_wrong_here_is_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model", "llama4")
     if hasattr(cache_module.KVCache, "meta_state"):

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from superfluid_adapter_mlx import adapter, shares
-from superfluid_adapter_mlx.caches import held_arrays
-from superfluid_adapter_mlx.engine import mx
+from superfluid_adapter_mlx.caches import arrays_in, held_arrays
+from superfluid_adapter_mlx.engine import mx, utils
 from superfluid_adapter_mlx.model import Model
 from superfluid_compat.errors import Capacity, Fault, OutOfBoundary, Unsupported
 from superfluid_workerd.adapter import Feed, LoadedModel, OpenRequest, Runtime
 from superfluid_workerd.link.frames import Sampling
 from superfluid_workerd.registry import checked_options
 from superfluid_workerd.sampling import Sampler
-from support.mlx_models import write_folder
+from support.mlx_models import module, write_folder
 
 
 @pytest.fixture(scope="module")
@@ -162,20 +162,44 @@ def test_products_on_several_threads_are_the_same_sums(
 ) -> None:
     monkeypatch.setattr(shares, "_LEAST_BYTES", 1)
     folder = write_folder(tmp_path / "model", "wide", kind, bits=bits)
+    own = Model(utils.load_model(folder)[0], 400, 400)
+    wanted = own.rows(tokens(12), own.fresh())
     rows = []
     for threads in (1, 2, 3):
         loaded: Any = load(folder, threads=threads)
         assert loaded.record.got["threads"] == threads
-        shared = [it for it in loaded.runtime._model.module.modules() if hasattr(it, "product")]
-        assert bool(shared) == (threads > 1)
+        model = loaded.runtime._model
+        shared = [it for it in model.module.modules() if hasattr(it, "product")]
+        assert bool(shared) == (threads > 1 or (kind == "float32" and not bits))
         assert loaded.runtime.memory().weights == loaded.facts.bytes - _header(folder)
+        np.testing.assert_array_equal(model.rows(tokens(12), model.fresh()), wanted)
         one, two = begun(loaded.runtime, 5, 9)
         rows.append(step(loaded.runtime, (one, [1]), (two, [1])))
     for other in rows[1:]:
         np.testing.assert_array_equal(rows[0], other)
 
 
-def test_small_products_are_not_handed_over(folders: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_laid_out_anew_are_those_that_were_there(
+    threads: int, tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shares, "_LEAST_BYTES", 1)
+    made, own = (module("wide", tie_word_embeddings=tied) for _ in range(2))
+    held = sum(array.nbytes for array in arrays_in(own.parameters()))
+    shares.share_out(made, threads)
+    assert sum(array.nbytes for array in arrays_in(made.parameters())) == held
+    embedding = made.model.embed_tokens
+    assert ("weight" not in embedding) == tied
+    for found, wanted in zip(made.modules(), own.modules(), strict=True):
+        if "shares" in found:
+            assert len(found.shares) == threads
+            assert mx.array_equal(found.weight, wanted.weight).item()
+    ids = mx.array([list(range(400)), list(reversed(range(400)))])
+    assert mx.array_equal(embedding(ids), own.model.embed_tokens(ids)).item()
+
+
+def test_small_products_stay_as_they_are(folders: Callable[[str], Path]) -> None:
     loaded: Any = load(folders("16-byte"), threads=2)
     assert not [it for it in loaded.runtime._model.module.modules() if hasattr(it, "product")]
 
@@ -351,6 +375,22 @@ def test_models_that_do_not_go_back_say_so_and_are_unharmed(
         np.testing.assert_array_equal(row, same)
         with pytest.raises(Unsupported):
             runtime.seq_copy(sequence, 5)
+
+
+def test_a_window_that_has_wrapped_goes_back_to_nothing_or_not_at_all(
+    folders: Callable[[str], Path],
+) -> None:
+    runtime = load(folders("gemma3")).runtime
+    one, same = begun(runtime, 40, 40)
+    for length in (1, 20, 39):
+        with pytest.raises(Unsupported, match="RotatingKVCache has wrapped"):
+            runtime.seq_truncate(one, length)
+    runtime.seq_truncate(one, 40)
+    (row,), (wanted,) = step(runtime, (one, [1])), step(runtime, (same, [1]))
+    np.testing.assert_array_equal(row, wanted)
+    runtime.seq_truncate(one, 0)
+    (row,) = step(runtime, (one, tokens(40, 40)))
+    np.testing.assert_allclose(row, alone(runtime, tokens(40, 40)), atol=2e-5)
 
 
 def test_half_precision_weights_are_served_in_half_precision(tmp_path: Path) -> None:
