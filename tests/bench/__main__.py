@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import subprocess
 import sys
@@ -34,11 +35,16 @@ _ROOT: Final = Path(__file__).parents[2]
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; 1 when a section could not be measured."""
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
+    parser.add_argument(
+        "sections",
+        nargs="*",
+        metavar="SECTION",
+        help=", ".join(SECTIONS) + "; SECTION:PART... for parts of one",
+    )
     parser.add_argument("--quick", action="store_true", help="fewer samples, smaller files")
     parser.add_argument("--json", type=Path, help="where to write (bench-results/ by default)")
     call = parser.parse_args(arguments)
-    unknown = sorted(set(call.sections) - set(SECTIONS))
+    unknown = sorted({section.partition(":")[0] for section in call.sections} - set(SECTIONS))
     if unknown:
         parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
     folder = _ROOT / ".cache" / "bench"
@@ -67,8 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _rows(section: str, bench: Bench) -> Iterator[Row]:
-    module = importlib.import_module(f"bench.{section}")
-    found: Iterator[Row] = module.rows(bench)
+    name, *parts = section.split(":")
+    module = importlib.import_module(f"bench.{name}")
+    if parts and not hasattr(module, "PARTS"):
+        raise ValueError(f"{name} has no parts")
+    found: Iterator[Row] = module.rows(dataclasses.replace(bench, parts=tuple(parts)))
     return found
 
 

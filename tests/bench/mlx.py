@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -27,10 +27,11 @@ from support.server import serving
 
 STREAMS: Final = (1, 4, 8)
 _CONTEXT: Final = 512
-_SHORT: Final = 6
-_LONG: Final = 48
+_SHORT: Final = 4
+_LONG: Final = 32
 _TOKENS: Final = 8
 _START_S: Final = 300.0
+PARTS: Final = ("load", "prefill", *(f"decode{streams}" for streams in STREAMS), "one-thread")
 _NUMBERS: Final = iter(range(1000, 1_000_000, 7))
 """Where each prompt's numbers start, so that no prompt's beginning was seen before."""
 
@@ -54,24 +55,45 @@ class Answer:
 
 
 def rows(bench: Bench) -> Iterator[Row]:
-    """Load, prompt and decode rates, and first tokens, in both generations of mlx-lm."""
+    """Load, prompt and decode rates, and first tokens, in both generations of mlx-lm. A part is a
+    version of mlx-lm, one of `PARTS`, or both."""
+    known = {*GENERATIONS.values(), *PARTS}
+    if unknown := set(bench.parts) - known:
+        raise ValueError(f"no part {', '.join(unknown)}; there are {', '.join(sorted(known))}")
     folder = bench.place("models") / "gemma-3-270m-mlx"
     if not folder.exists():
         write_folder(files.default_model(), folder)
+    versions = [it for it in GENERATIONS.values() if it in bench.parts]
+    parts = [it for it in PARTS if it in bench.parts]
     for generation, version in GENERATIONS.items():
-        python = interpreter(generation)
-        home = _home(bench)
-        sides: dict[str, _Ask] = {
-            "superfluid": partial(_ours, folder, version, home, 0),
-            "mlx_lm.server": partial(_theirs, folder, python),
-        }
-        yield from _loads(version, sides)
+        if not versions or version in versions:
+            python = interpreter(generation)
+            yield from _version(bench, version, folder, python, parts or PARTS)
+
+
+def _version(
+    bench: Bench, version: str, folder: Path, python: Path, parts: Collection[str]
+) -> Iterator[Row]:
+    home = _home(bench)
+    sides: dict[str, _Ask] = {
+        "superfluid": partial(_ours, folder, version, home, 0),
+        "mlx_lm.server": partial(_theirs, folder, python),
+    }
+    if "load" in parts:
+        yield from _loads(bench, version, sides)
+    streams = [each for each in STREAMS if f"decode{each}" in parts]
+    if streams or "prefill" in parts:
         with _all(sides) as urls:
-            yield from _prompts(bench, version, urls)
-            for streams in STREAMS:
-                yield from _decode(bench, version, urls, streams)
+            if "prefill" in parts:
+                yield from _prompts(bench, version, urls)
+            for each in streams:
+                yield from _decode(bench, version, urls, each)
+    if "one-thread" in parts:
         # MLX's own server computes on one thread and takes no number of them.
-        alone: dict[str, _Ask] = {**sides, "superfluid": partial(_ours, folder, version, home, 1)}
+        alone: dict[str, _Ask] = {
+            **sides,
+            "superfluid": partial(_ours, folder, version, home, 1),
+        }
         with _all(alone) as urls:
             yield from _decode(bench, version, urls, STREAMS[-1], threads=1)
 
@@ -97,9 +119,16 @@ def _home(bench: Bench) -> Path:
     return home
 
 
-def _loads(version: str, sides: dict[str, _Ask]) -> Iterator[Row]:
-    found = alternate(1, {name: partial(_load, start) for name, start in sides.items()})
+def _loads(bench: Bench, version: str, sides: dict[str, _Ask]) -> Iterator[Row]:
+    found = alternate(
+        _rounds(bench), {name: partial(_load, start) for name, start in sides.items()}
+    )
     yield from _beside("start to the first token", "s", version, found, "", {"kernels": "cold"})
+
+
+def _rounds(bench: Bench) -> int:
+    """Six samples at the least: their least and most then hold the median at 96 %."""
+    return 1 if bench.quick else 3
 
 
 def _load(start: _Ask) -> float:
@@ -111,7 +140,7 @@ def _load(start: _Ask) -> float:
 
 
 def _prompts(bench: Bench, version: str, urls: dict[str, str]) -> Iterator[Row]:
-    found = alternate(bench.rounds, {name: partial(_prompt, url) for name, url in urls.items()})
+    found = alternate(_rounds(bench), {name: partial(_prompt, url) for name, url in urls.items()})
     yield from _beside("a prompt", "tok/s", version, found, "1 or more", {"numbers": _LONG})
 
 
@@ -124,7 +153,7 @@ def _decode(
     bench: Bench, version: str, urls: dict[str, str], streams: int, **facts: int
 ) -> Iterator[Row]:
     found = alternate(
-        bench.rounds,
+        _rounds(bench),
         {name: partial(_together, url, streams, _TOKENS, _SHORT) for name, url in urls.items()},
     )
     facts = {"streams": streams, "tokens": _TOKENS, **facts}

@@ -46,10 +46,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What every section gets. `folder` keeps generated files and compiled kernels."""
+    """What every section gets. `folder` keeps generated files and compiled kernels; of a section
+    that has parts, `parts` are those wanted, all where there are none."""
 
     folder: Path
     quick: bool = False
+    parts: tuple[str, ...] = ()
 
     @property
     def rounds(self) -> int:
