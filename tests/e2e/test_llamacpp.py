@@ -471,6 +471,15 @@ def unknown(path: Path) -> None:
     write_gguf(path, metadata | {"general.architecture": "nosuch"}, model_tensors(spec))
 
 
+def twice(path: Path) -> None:
+    """A model with two equal tokens, of which llama.cpp dies."""
+    metadata = model_metadata(TinyModel())
+    tokens = list(metadata["tokenizer.ggml.tokens"])
+    tokens[-1] = tokens[-2]
+    metadata["tokenizer.ggml.tokens"] = tokens
+    write_gguf(path, metadata, model_tensors(TinyModel()))
+
+
 def ranks(path: Path) -> None:
     write_model(path, TinyModel(metadata={"llama.pooling_type": 4}))
 
@@ -491,6 +500,7 @@ BAD_LAYERS: Final = {"SUPERFLUID_LLAMACPP_N_GPU_LAYERS": "3"}
         (unknown, {}),
         (unknown, NAMED),
         (ranks, NAMED),
+        (twice, NAMED),
         (truncated, {}),
         (lacks_tensor, {}),
         (lacks_tensor, NAMED),
@@ -516,6 +526,16 @@ def test_what_would_serve_is_told_as_serving_tells_it(
     # A plan counts what its own process holds, which differs by some MiB.
     why = said["why"].split("; ")[0].partition(" MiB")[0].rstrip("0123456789")
     one_line(ended, said["exit_code"], why)
+
+
+def test_a_model_that_the_engine_dies_of_is_damaged_for_every_command(
+    home: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.gguf"
+    twice(path)
+    for words in (["tokenize"], ["serve", "--port", "0"]):
+        ended = run([*words, str(path), "--runtime", "llamacpp"], home)
+        one_line(ended, ExitCode.MODEL, f"{path}: runtime llamacpp died of reading it, by SIGABRT")
 
 
 def test_a_model_that_overflows_is_told_of_and_its_worker_serves_on(

@@ -30,6 +30,10 @@ from superfluid_workerd.sandbox.rights import Level
 
 ANSWER_BYTES: Final = 16 << 20
 _READ_BYTES: Final = 64 << 10
+_OWN_DEATHS: Final = frozenset(
+    {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
+)
+"""Signals that a process brings on itself."""
 T = TypeVar("T")
 
 
@@ -112,8 +116,8 @@ class Workerd:
         if code != 0:
             with contextlib.suppress(msgspec.MsgspecError):
                 raise error_of(msgspec.json.decode(said, type=Refusal))
-            if model is not None and code < 0:
-                raise _killed(adapter, model, -code)
+            if model is not None and -code in _OWN_DEATHS:
+                raise _killed(adapter, model, signal.Signals(-code), errors)
             raise _broken(adapter, words, f"ended with code {code}", errors)
         try:
             return msgspec.json.decode(said, type=answer)
@@ -214,17 +218,19 @@ async def _end(child: asyncio.subprocess.Process) -> None:
         await child.wait()
 
 
-def _killed(adapter: str, model: Path, number: int) -> ModelDamaged:
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = f"signal {number}"
-    return ModelDamaged(f"runtime {adapter} died by {name} over {model}, before it loads")
+def _killed(adapter: str, model: Path, by: signal.Signals, errors: Tail) -> ModelDamaged:
+    return ModelDamaged(
+        f"{model}: runtime {adapter} died of reading it, by {by.name}{_last_line(errors)}"
+    )
 
 
 def _broken(adapter: str, words: Sequence[str], what: str, errors: Tail) -> RuntimeBroken:
-    last = errors.lines()[-1:]
-    told = f"; its last line: {last[0]}" if last else ""
     return RuntimeBroken(
-        f"runtime {adapter} {what} when asked for {words[0]}{told}", fix=remedy(adapter)
+        f"runtime {adapter} {what} when asked for {words[0]}{_last_line(errors)}",
+        fix=remedy(adapter),
     )
+
+
+def _last_line(errors: Tail) -> str:
+    last = errors.lines()[-1:]
+    return f"; its last line: {last[0]}" if last else ""
