@@ -48,7 +48,7 @@ def told_dossier(dossier: Dossier) -> list[str]:
         f"then: {dossier.then}",
         f"memory: peak {_size(dossier.peak_rss_bytes)}; {memory}",
         f"sandbox: {_sandbox(dossier.sandbox)}",
-        f"install: {dossier.install or 'ships with superfluid'}",
+        f"install: {dossier.install or 'none was needed'}",
         "options:",
         *(f"  {name} {_option(it)}" for name, it in sorted(dossier.options.items())),
     ]

@@ -55,7 +55,7 @@ def _options(settings: ServeSettings, choice: Choice) -> dict[str, Setting]:
 def _print(plan: Plan) -> None:
     print(f"model    {one_line(plan.model)}  {one_line(plan.path)}")
     print(f"runtime  {plan.runtime} {plan.version} ({plan.why})")
-    print(f"install  {plan.install or 'ships with its adapter'}")
+    print(f"install  {plan.install or 'none is needed'}")
     print(f"verdict  {plan.state}: {plan.rule}")
     print(f"sandbox  {plan.sandbox} is the best here")
     for name, found in plan.options.items():
