@@ -106,3 +106,12 @@ def test_serving_and_the_question_whether_say_what_is_no_model(
     assert words in line
     assert words in told.out + told.err
     assert "Traceback" not in served.err + told.err
+
+
+def test_a_home_that_takes_nothing_still_answers_who_serves(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", TinyModel())
+    home = tmp_path / "home"
+    home.mkdir(mode=0o500)
+    told = run(["runtimes", str(path)], home, 120.0, ("-c", MORTAL), SUPERFLUID_LLAMA_LIB=LIB)
+    assert told.code == 0, told
+    assert "served by llamacpp" in told.out
