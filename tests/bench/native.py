@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -17,17 +17,20 @@ from bench.rows import MIB, Bench, Row, alternate, ratios
 
 _MANY = 8
 _SHORT, _LONG = 32, 1500
+_ROUNDS = 3
+"""There and back: six samples, between whose least and most the median lies at 95 %."""
 _MARGIN = 16 * MIB
 """What a cgroup counts beside the process itself."""
 
 
 def rows(bench: Bench) -> Iterator[Row]:
-    """Every figure of the native runtime's own."""
-    for kind in ("Q4_K", "Q8_0"):
-        yield from _resident(bench, kind)
-    yield from _long(bench)
-    yield from _streaming(bench)
-    yield from _little_memory(bench)
+    """Every figure of the native runtime's own, or those of some of `PARTS`."""
+    for part in bench.parts or PARTS:
+        yield from PARTS[part](bench)
+
+
+def _streaming_rounds(bench: Bench) -> int:
+    return 1 if bench.quick else _ROUNDS
 
 
 def _order(bench: Bench, model: Path, **more: Any) -> Order:
@@ -115,11 +118,10 @@ def _streaming(bench: Bench) -> Iterator[Row]:
     one = _order(bench, model, cap=cap)
     prepare(one)
     conditions = {"file": model.name, "cap_mib": cap >> 20, "threads": one.threads, "start": "warm"}
-    found = alternate(bench.rounds, _sharers(one, model))
+    found = alternate(_streaming_rounds(bench), _sharers(one, model))
     yield from _figures("native, streaming", found["t"], conditions)
     yield from _figures(f"native, streaming, {_MANY} sequences", found["t8"], conditions)
     yield from _sharing(model, found, conditions)
-    yield from _seed(bench, model, one, conditions)
 
 
 def _sharers(order: Order, model: Path) -> dict[str, Callable[[], Measured]]:
@@ -176,22 +178,36 @@ def _sharing(
     )
 
 
-def _seed(bench: Bench, model: Path, order: Order, conditions: dict[str, Any]) -> Iterator[Row]:
+def _seed(bench: Bench) -> Iterator[Row]:
+    """Streaming as above, beside the seed runtime with the same cap."""
+    model = files.model(bench.place("models"), "125M", "Q4_K")
+    cap = model.stat().st_size // 2
+    order = _order(bench, model, cap=cap)
+    prepare(order)
     try:
         program = seed.install(bench.folder / f"flatrun-{seed.VERSION}")
     except subprocess.CalledProcessError:
         yield Row(name="seed runtime", unit="", samples=[], note="cannot be installed here")
         return
-    tokens = 2 if bench.quick else 6
+    tokens = 8 if bench.quick else 16
     found: dict[str, list[float]] = alternate(
-        bench.rounds,
+        _streaming_rounds(bench),
         {
             "native": lambda: measure(order).rate,
-            "seed": lambda: seed.streaming_rate(program, model, order.cap or 0, tokens),
+            "seed": lambda: seed.streaming_rate(program, model, cap, tokens),
         },
     )
-    named = {**conditions, "flatrun": seed.VERSION}
+    named = {
+        "file": model.name, "cap_mib": cap >> 20, "threads": order.threads, "start": "warm",
+        "flatrun": seed.VERSION, "seed_tokens": tokens,
+    }  # fmt: skip
     yield Row(name="seed, streaming: decode", unit="tok/s", samples=found["seed"], conditions=named)
+    yield Row(
+        name="native streaming decode beside it",
+        unit="tok/s",
+        samples=found["native"],
+        conditions=named,
+    )
     yield Row(
         name="native streaming decode over the seed's",
         unit="x",
@@ -222,7 +238,7 @@ def _little_memory(bench: Bench) -> Iterator[Row]:
         calls = _sharers(order, twin)
         calls["llamacpp"] = partial(measure, plain)
         try:
-            found = alternate(bench.rounds, calls)
+            found = alternate(_streaming_rounds(bench), calls)
         except Killed as error:
             yield Row(name="in a cgroup", unit="", samples=[], note=str(error))
             return
@@ -242,3 +258,17 @@ def _little_memory(bench: Bench) -> Iterator[Row]:
             conditions=conditions,
         )
         yield from _sharing(model, found, conditions, group)
+
+
+def _both(bench: Bench) -> Iterator[Row]:
+    for kind in ("Q4_K", "Q8_0"):
+        yield from _resident(bench, kind)
+
+
+PARTS: Final[Mapping[str, Callable[[Bench], Iterator[Row]]]] = {
+    "resident": _both,
+    "long": _long,
+    "streaming": _streaming,
+    "seed": _seed,
+    "cgroup": _little_memory,
+}

@@ -22,8 +22,9 @@ def install(folder: Path) -> Path:
     return program
 
 
-def streaming_rate(program: Path, model: Path, cap: int, tokens: int = 2) -> float:
-    """Tokens a second while streaming within `cap` bytes: what `tokens` more of them take.
+def streaming_rate(program: Path, model: Path, cap: int, tokens: int) -> float:
+    """Tokens a second while streaming within `cap` bytes: what `tokens` more than one take, so that
+    its start is not counted; with few tokens the two starts' difference would be most of it.
 
     It runs the whole prompt again for each token, so the prompt is kept short."""
     short, long = (_seconds(program, model, cap, count) for count in (1, 1 + tokens))
