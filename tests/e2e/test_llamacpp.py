@@ -538,6 +538,23 @@ def test_a_model_that_the_engine_dies_of_is_damaged_for_every_command(
         one_line(ended, ExitCode.MODEL, f"{path}: runtime llamacpp died of reading it, by SIGABRT")
 
 
+def test_what_the_engine_asserts_stands_in_the_dossier(
+    home: Path, model: Path, tmp_path: Path
+) -> None:
+    with serving([str(model), "--runtime", "llamacpp", "--threads", "1"], home) as server:
+        assert completed(server).status_code == 200
+        twice(tmp_path / "other.gguf")
+        (tmp_path / "other.gguf").replace(model)
+        worker_of(server).kill()
+        failed = completed(server)
+        ended = server.wait()
+    assert failed.status_code >= 500
+    assert ended.code == ExitCode.FAILURE
+    told = run(["why"], home).out
+    assert "killed by SIGABRT" in told
+    assert "GGML_ASSERT(id_to_token.size() == token_to_id.size()) failed" in told
+
+
 def test_a_model_that_overflows_is_told_of_and_its_worker_serves_on(
     home: Path, tmp_path: Path
 ) -> None:
