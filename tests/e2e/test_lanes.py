@@ -206,6 +206,8 @@ async def test_the_servers_default_class_is_that_of_requests_without_one(tmp_pat
             while _stats(found)["free_lanes"]:
                 await asyncio.sleep(0)
             group.create_task(ask("chat", **{"x-superfluid-qos": "interactive"}))
+            while not _stats(found)["waiting"]:
+                await asyncio.sleep(0)
             gate.touch()
         assert ended == ["chat", "low"]
         assert _stats(found)["preempted"] == 1

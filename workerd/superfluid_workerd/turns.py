@@ -95,9 +95,11 @@ def plan(ready: Sequence[Ready], policy: Policy, step_tokens: int) -> list[Seat]
     """The seats of one turn: decoding streams first, then prompts, the first due first.
 
     Of more decoders than seats, those that waited longest sit, and leave one seat to the prompts; a
-    turn of a single seat goes to whoever waited longest. What is left of the token budget
-    is shared by the prompts evenly, so that a short one soon gets its first token, and what they
-    leave goes to the first due. Never empty when `ready` is not.
+    turn of a single seat goes to whoever waited longest. Prompts take what is left of the token
+    budget first come first served, so that on average first tokens come soonest; but where the
+    first due has a long way to go, half of it goes to those with at most half that way, the
+    shortest first. The first due thus always gets half or more, whoever comes: it ends, and the
+    next is first. Never empty when `ready` is not.
     """
     budget = min(policy.turn_tokens, step_tokens)
     most = min(policy.max_seats, budget)
@@ -106,23 +108,30 @@ def plan(ready: Sequence[Ready], policy: Policy, step_tokens: int) -> list[Seat]
     if len(decoding) >= most and prompts and (most > 1 or prompts[0].seated < decoding[0].seated):
         decoding = decoding[: most - 1]
     seats = [Seat(it.order, 1) for it in sorted(decoding[:most], key=lambda it: it.order)]
-    prompts = prompts[: most - len(seats)]
-    return seats + _shared(prompts, budget - len(seats), policy.prompt_chunk)
+    return seats + _shared(prompts, most - len(seats), budget - len(seats), policy.prompt_chunk)
 
 
-def _shared(prompts: Sequence[Ready], budget: int, chunk: int) -> list[Seat]:
-    prompts = prompts[:budget]
-    if not prompts:
+def _shared(line: Sequence[Ready], most: int, budget: int, chunk: int) -> list[Seat]:
+    """At most `most` seats and `budget` tokens, in the order of `line`."""
+    if not most or not line:
         return []
-    wanted = {it.order: min(it.pending, chunk) for it in prompts}
-    share = budget // len(prompts)
-    taken = {order: min(most, share) for order, most in wanted.items()}
+    quick = sorted(
+        (it for it in line[1:] if 2 * it.pending <= line[0].pending), key=lambda it: it.pending
+    )
+    taken: dict[int, int] = {}
+    _fill(taken, quick, most - 1, budget // 2, chunk)
+    _fill(taken, line, most, budget, chunk)
+    return [Seat(it.order, taken[it.order]) for it in line if it.order in taken]
+
+
+def _fill(taken: dict[int, int], line: Sequence[Ready], most: int, budget: int, chunk: int) -> None:
+    """Give each of `line` what it wants, until `most` streams have `budget` tokens between them."""
     left = budget - sum(taken.values())
-    for order, most in wanted.items():
-        more = min(most - taken[order], left)
-        taken[order] += more
-        left -= more
-    return [Seat(order, tokens) for order, tokens in taken.items()]
+    for it in line:
+        more = min(it.pending, chunk) - taken.get(it.order, 0)
+        if min(more, left) > 0 and (it.order in taken or len(taken) < most):
+            taken[it.order] = taken.get(it.order, 0) + min(more, left)
+            left -= min(more, left)
 
 
 def linger_s(ready: int, active: int, policy: Policy) -> float:

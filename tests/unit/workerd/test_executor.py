@@ -183,7 +183,7 @@ def test_a_step_that_nobody_waits_for_is_abandoned() -> None:
 def test_a_step_goes_on_for_those_who_still_wait_when_one_leaves_in_prefill() -> None:
     loop = Loop(policy=Policy(turn_tokens=16))
     other = request("q" * 60, 4)
-    loop.join(1, request("p" * 60, 4))
+    loop.join(1, request("p" * 200, 4))
     loop.join(2, other)
     loop.runtime.within = lambda turn: loop.cancel(1) if turn == 3 else None
     loop.run()

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 CONTEXT = 256
 CLASSES: tuple[Class, ...] = ("interactive", "completion", "agent", "background")
+_LEAST_TOKENS = 32
+"""Of prompts, that every turn takes where it may; see `pace`."""
 
 
 class Clock:
@@ -156,6 +158,7 @@ class Drawn:
         deadlines: dict[int, float] = {}
         had_at_cancel: dict[int, int] = {}
         outlived: set[int] = set()
+        left_empty: list[int] = []
 
         def join() -> None:
             number = left.pop(0)
@@ -172,7 +175,9 @@ class Drawn:
                     had_at_cancel[number] = len(loop.heard[number].tokens)
                 loop.cancel(number)
 
-        def before(_turn: int) -> None:
+        def before(turn: int) -> None:
+            if not self.orders.tokens and not self._full(loop, runtime.attempts[-1]):
+                left_empty.append(turn)
             if not runtime.within_a_turn:
                 late = [number for number, at in deadlines.items() if at <= clock.now_s]
                 unwanted = {*had_at_cancel, *late}
@@ -215,18 +220,19 @@ class Drawn:
             if number in had_at_cancel:
                 assert heard.finish == "cancelled" or heard.error
                 assert len(heard.tokens) == had_at_cancel[number], "it went on after its cancel"
+        assert not left_empty, "somebody sat out beside an empty seat"
         assert not outlived, "they went on after a turn that nobody wanted them in"
         assert loop.leaked == 0
         for number in wanted:
             loop.executor.expect(number)  # Every number is free again.
         return loop.stats_at_end, done
 
-    @property
-    def seats_all(self) -> bool:
-        """Whether every stream that has a lane can sit in every turn."""
-        policy = self.policy
-        enough = min(policy.max_seats, policy.turn_tokens) >= self.lanes
-        return enough and not self.orders.tokens
+    def _full(self, loop: Loop, feeds: Sequence[Feed]) -> bool:
+        """Whether all sit who have a lane, or there were no more seats or tokens."""
+        now = loop.executor.stats()
+        least = min(self.policy.turn_tokens, _LEAST_TOKENS)
+        enough = len(feeds) == min(self.policy.max_seats, now.lanes - now.free_lanes)
+        return enough or sum(len(feed.tokens) for feed in feeds) >= least
 
 
 EXPECTED = (
@@ -252,7 +258,6 @@ def _check(seeds: range) -> None:
     for seed in seeds:
         drawn = Drawn(seed)
         stats, done = drawn.run()
-        assert not drawn.seats_all or stats.seats == stats.ready, f"seed {seed} left seats empty"
         # A runtime that copies exports nothing but what it parks.
         by_export = not drawn.orders.copy
         done["copied by export and import"] = done["imported"] if by_export else 0
@@ -268,7 +273,7 @@ def _check(seeds: range) -> None:
         total["seats"] += stats.seats
     assert not [name for name in EXPECTED if total[name] <= 0]
     assert total["seats"] > 1.3 * total["turns"], "next to nothing was batched"
-    assert total["runs with company"] > 0.9 * len(seeds)
+    assert total["runs with company"] > 0.8 * len(seeds)
 
 
 @pytest.mark.parametrize("block", range(5))

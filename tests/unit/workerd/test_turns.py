@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from superfluid_compat.errors import BadOptionValue
@@ -35,7 +38,28 @@ def test_a_short_prompt_behind_long_ones_is_fed_whole_at_once() -> None:
 
 def test_what_short_prompts_leave_goes_to_the_oldest() -> None:
     seats = plan([_prompt(0, 1000), _prompt(1, 2), _prompt(2, 1000)], WIDE, 512)
-    assert seats == [Seat(0, 20), Seat(1, 2), Seat(2, 10)]
+    assert seats == [Seat(0, 30), Seat(1, 2)]
+
+
+def test_short_prompts_get_half_a_turn_between_them_the_shortest_first() -> None:
+    seats = plan([_prompt(0, 1000), _prompt(1, 12), _prompt(2, 10)], WIDE, 512)
+    assert seats == [Seat(0, 16), Seat(1, 6), Seat(2, 10)]
+
+
+def test_prompts_of_like_lengths_go_first_come_first_served() -> None:
+    seats = plan([_prompt(0, 60), _prompt(1, 31), _prompt(2, 40)], WIDE, 512)
+    assert seats == [Seat(0, 32)]
+
+
+def test_nothing_of_a_turn_is_left_while_a_prompt_could_take_it() -> None:
+    policy = Policy(max_seats=4, turn_tokens=32, prompt_chunk=16)
+    assert plan([_prompt(0, 200), _prompt(1, 100)], policy, 512) == [Seat(0, 16), Seat(1, 16)]
+
+
+def test_short_prompts_leave_the_first_its_seat() -> None:
+    policy = Policy(max_seats=2, turn_tokens=32, prompt_chunk=32)
+    seats = plan([_prompt(0, 1000), _prompt(1, 2), _prompt(2, 2)], policy, 512)
+    assert seats == [Seat(0, 30), Seat(1, 2)]
 
 
 def test_a_prompt_takes_at_most_its_chunk() -> None:
@@ -116,18 +140,76 @@ def test_every_plan_keeps_its_promises(
         assert orders == sorted(orders)
 
 
-@given(st.lists(st.integers(1, 400), min_size=1, max_size=12), st.integers(1, 8))
-def test_repeated_turns_feed_every_prompt_whole(pending: list[int], most: int) -> None:
-    policy = Policy(max_seats=most, turn_tokens=32, prompt_chunk=16)
-    left = dict(enumerate(pending))
-    for _ in range(sum(pending)):
-        seats = plan([_prompt(order, count) for order, count in left.items()], policy, 512)
+_PROMPTS = st.lists(st.integers(1, 200), min_size=1, max_size=8)
+_BOUNDED = settings(max_examples=100, deadline=None, derandomize=True)
+
+
+def _answered(arrivals: Sequence[Sequence[int]], policy: Policy) -> list[int]:
+    """The turn that fed each prompt its last token, from 1, for prompts that come before each
+    turn; numbered as they come."""
+    left: dict[int, int] = {}
+    ended: dict[int, int] = {}
+    for turn in itertools.count(1):
+        for pending in arrivals[turn - 1] if turn <= len(arrivals) else ():
+            left[len(left)] = pending
+        if turn > len(arrivals) and len(ended) == len(left):
+            return [ended[order] for order in sorted(ended)]
+        waiting = [_prompt(order, pending) for order, pending in left.items() if pending]
+        seats = plan(waiting, policy, 512)
+        assert bool(seats) == bool(waiting)
         for seat in seats:
             left[seat.order] -= seat.tokens
-        left = {order: count for order, count in left.items() if count}
-        if not left:
-            break
-    assert not left
+            if not left[seat.order]:
+                ended[seat.order] = turn
+    raise AssertionError
+
+
+@_BOUNDED
+@given(
+    _PROMPTS,
+    st.lists(st.lists(st.integers(1, 40), max_size=6), max_size=60),
+    st.integers(1, 8),
+    st.integers(4, 64),
+    st.integers(4, 64),
+)
+def test_nobody_waits_longer_than_for_those_before_whoever_comes_after(
+    first: list[int], later: list[list[int]], most: int, budget: int, chunk: int
+) -> None:
+    """Half of each turn, or a chunk, goes to the first in line."""
+    policy = Policy(max_seats=most, turn_tokens=budget, prompt_chunk=chunk)
+    ended = _answered([first, *later], policy)
+    least = min(chunk, budget - budget // 2)
+    bound = 0
+    for turn, pending in zip(ended, first, strict=False):
+        bound += math.ceil(pending / least)
+        assert turn <= bound
+
+
+@_BOUNDED
+@given(st.lists(st.integers(50, 99), min_size=1, max_size=8), st.integers(8, 64))
+def test_of_like_lengths_each_is_answered_as_soon_as_those_before_it_allow(
+    pending: list[int], budget: int
+) -> None:
+    """No order of service has a sooner first token on average, were their lengths the same."""
+    policy = Policy(max_seats=8, turn_tokens=budget, prompt_chunk=512)
+    sums = itertools.accumulate(pending)
+    assert _answered([pending], policy) == [math.ceil(it / budget) for it in sums]
+
+
+@_BOUNDED
+@given(
+    st.lists(st.integers(1000, 2000), min_size=1, max_size=4),
+    st.lists(st.integers(1, 60), min_size=1, max_size=8),
+    st.integers(8, 64),
+)
+def test_short_prompts_behind_long_ones_share_half_of_each_turn(
+    long: list[int], short: list[int], budget: int
+) -> None:
+    """Lanes facts, failure 15."""
+    policy = Policy(max_seats=16, turn_tokens=budget, prompt_chunk=512)
+    ended = sorted(_answered([[*long, *short]], policy)[len(long) :])
+    sums = itertools.accumulate(sorted(short))
+    assert ended == [math.ceil(it / (budget // 2)) for it in sums]
 
 
 def test_a_lone_stream_never_lingers() -> None:
