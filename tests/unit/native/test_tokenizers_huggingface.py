@@ -122,7 +122,7 @@ def test_stops_come_from_all_the_files(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("tokenizer.json", "{}", "tokenizer.json"),
-        ("tokenizer.json", "[]", "wanted an object"),
+        ("tokenizer.json", "[]", "cannot be read as a tokenizer"),
         ("tokenizer.json", "{", "cannot be read"),
         ("tokenizer.json", "[" * 100_000, "cannot be read"),
         ("tokenizer_config.json", "\x00", "cannot be read"),
@@ -149,3 +149,23 @@ def test_without_a_generation_config_the_models_own_says_where_to_stop(tmp_path:
     assert load_tokenizer(source).stops == {7, ended}
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 5}')
     assert load_tokenizer(source).stops == {5, ended}
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("setting", ["truncation", "padding", "dropout"])
+def test_what_training_left_in_the_file_changes_no_prompt(
+    tmp_path: Path, setting: str, special: bool
+) -> None:
+    engine = byte_level()
+    wanted = load_tokenizer(write(tmp_path, engine)).encode("hello there", special=special)
+    match setting:
+        case "truncation":
+            engine.enable_truncation(3)
+        case "padding":
+            engine.enable_padding(length=1_000)
+        case _:
+            engine.model.dropout = 1.0
+    engine.save(str(tmp_path / "tokenizer.json"))
+    assert engine.encode("hello there").ids != wanted
+    found = load_tokenizer(ModelSource(tmp_path, "safetensors", (), "llama", {}, {}, "halves", 0))
+    assert found.encode("hello there", special=special) == wanted

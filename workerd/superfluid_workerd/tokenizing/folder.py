@@ -122,7 +122,7 @@ def regular(path: Path) -> int | None:
     except FileNotFoundError:
         return None
     except (OSError, RuntimeError) as error:
-        raise ModelDamaged(f"{path} cannot be read: {error}") from error
+        raise unreadable(path, error) from error
     if not stat.S_ISREG(there.st_mode):
         raise ModelDamaged(f"{path} is no regular file")
     return there.st_size
@@ -139,7 +139,19 @@ def read_bytes(path: Path, most: int = _BYTES_MAX) -> bytes | None:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ModelDamaged(f"{path} cannot be read: {error}") from error
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: Exception) -> ModelDamaged:
+    """What to raise for a file that is there and gives `error`."""
+    if isinstance(error, PermissionError):
+        return ModelDamaged(
+            f"{path} may not be read",
+            fix="let the server's user read it; where it is a link that leads out of its folder, "
+            "put the file itself there",
+        )
+    told = error.strerror if isinstance(error, OSError) else None
+    return ModelDamaged(f"{path} cannot be read: {told or error}")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -171,12 +183,19 @@ def _stated(config: Mapping[str, Any]) -> list[Any]:
 
 
 def _engine(path: Path, content: bytes) -> Engine:
+    """The engine without what a file may carry over from training: texts cut or filled up to a
+    length, merges left out at random."""
     from tokenizers import Tokenizer as Engine
 
     try:
-        return Engine.from_buffer(content)
+        engine = Engine.from_buffer(content)
     except Exception as error:
-        raise ModelDamaged(f"{path}: {error}") from error
+        raise ModelDamaged(f"{path} cannot be read as a tokenizer: {error}") from error
+    engine.no_truncation()
+    engine.no_padding()
+    if getattr(engine.model, "dropout", None) is not None:
+        engine.model.dropout = None
+    return engine
 
 
 def _twin(engine: Engine) -> Engine | None:
@@ -191,7 +210,7 @@ def _twin(engine: Engine) -> Engine | None:
             setattr(made, part, own)
     made.add_tokens([added[token] for token in sorted(added)])
     alike = repr(made.get_added_tokens_decoder()) == repr(added)
-    return made if alike and engine.truncation is None and engine.padding is None else None
+    return made if alike else None
 
 
 def _stated_decoder(engine: Engine) -> Any:
@@ -206,4 +225,4 @@ def _decoder_kinds(decoder: Any) -> Iterator[str]:
             yield from _decoder_kinds(part)
 
 
-__all__ = ["FolderTokenizer", "read_bytes", "read_json", "regular"]
+__all__ = ["FolderTokenizer", "read_bytes", "read_json", "regular", "unreadable"]
