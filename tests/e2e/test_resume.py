@@ -60,6 +60,18 @@ async def test_the_prompt_that_kills_the_engine_fails_alone(house: Open, tmp_pat
     assert served.dossiers() == 3
 
 
+async def test_a_long_prompt_that_gets_further_each_time_is_no_suspect(
+    house: Open, tmp_path: Path
+) -> None:
+    moments = tuple(
+        Moment(act="signal", signal="SIGSEGV", tokens=tokens, once=str(tmp_path / f"at {tokens}"))
+        for tokens in (200, 500, 800)
+    )
+    served = house(Orders(context=2048, script=SCRIPT, moments=moments), limits=PATIENT)
+    assert await served.text(13, "x" * 1000) == continued(13, after=1000)
+    assert served.dossiers() == 3
+
+
 async def test_two_that_kill_are_both_found_and_the_next_is_served(house: Open) -> None:
     served = house(msgspec.structs.replace(SPARING, script=SCRIPT), limits=PATIENT)
     assert await served.text() == continued(13)

@@ -242,7 +242,8 @@ class Executor:
         self._linger()
         if self._running and not self._closing:
             deltas = self._step(self._plan())
-            self._report(deltas + self._sweep())
+            prefilled = self._prefilled()
+            self._report(deltas + self._sweep(), prefilled)
 
     def _linger(self) -> None:
         """Wait for streams that are arriving, as long as there is a lane for one more."""
@@ -259,9 +260,15 @@ class Executor:
             self._admit()
         self._counters.lingered_s += time.monotonic() - started
 
-    def _report(self, deltas: list[Delta]) -> None:
-        if deltas:
-            self._send(Turn(deltas=deltas, stats=self.stats()))
+    def _report(self, deltas: list[Delta], prefilled: dict[int, int] | None = None) -> None:
+        if deltas or prefilled:
+            self._send(Turn(deltas=deltas, stats=self.stats(), prefilled=prefilled or {}))
+
+    def _prefilled(self) -> dict[int, int]:
+        """How far those have come that the last turn seated and that wait for a token still."""
+        turn = self._counters.turns
+        running = self._running.values()
+        return {it.number: it.fed for it in running if it.seated == turn and not it.decodes}
 
     def _sweep(self) -> list[Delta]:
         """End every stream that is finished or that nobody waits for."""

@@ -8,6 +8,9 @@ _WEIGHT: Final = 0.1
 _LEAST: Final = 32
 """Tokens of prompts that a turn always takes, so that none waits for ever."""
 
+_FIRST: Final = 128
+"""Those of the first turn: more of a large model might take long enough to be taken for a hang."""
+
 
 class Pace:
     """A turn's time as a fixed part and a part for each token: least squares over past turns,
@@ -27,15 +30,15 @@ class Pace:
         self._products = keep * self._products + tokens * seconds
 
     def tokens_within(self, target_s: float) -> int | None:
-        """Tokens of prompts that a turn may take beside streams that decode; None when nothing
-        is known yet.
+        """Tokens of prompts that a turn may take beside streams that decode; None where a token
+        more costs nothing. Not many while nothing is known yet.
 
         As many as fit in `target_s`, or where the fixed part (reading the weights, say) is longer
         than half of that, as many as double it: fewer would cost those who wait for a prompt more
         than they save those who decode.
         """
         if not self._weight:
-            return None
+            return _FIRST
         fixed_s, each_s = self._fit()
         if each_s <= 0:
             return None

@@ -668,6 +668,8 @@ class ModelHost:
         self.stats = turn.stats
         for delta in turn.deltas:
             self._streams.gained(delta)
+        for number, tokens in turn.prefilled.items():
+            self._streams.prefilled(number, tokens)
         self._dispatch(life.Moved(served=any(delta.tokens for delta in turn.deltas)))
         self._idle()
 

@@ -76,6 +76,13 @@ def prompted(stream: LiveStream, message: Prompted, context: int) -> None:
         raise BadFrame("it told of another prompt than before")
 
 
+def prefilled(stream: LiveStream, tokens: int) -> None:
+    """Raises `BadFrame`."""
+    held = len(stream.prompt) + len(stream.committed)
+    if not 0 <= tokens < held:
+        raise BadFrame(f"it computed {tokens} tokens of {held} and has no next one")
+
+
 def delta(stream: LiveStream, gained: Delta, context: int) -> None:
     """Raises `BadFrame` for more than the request and its tokens account for."""
     tokens = len(stream.committed) + len(gained.tokens)

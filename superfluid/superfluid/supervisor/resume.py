@@ -1,10 +1,11 @@
 """Which streams a worker is given, and again when it has died; who is to blame when it dies.
 
 A death counts against a stream that the worker had begun on and that gained no token since it was
-sent there: by `FAULT` when the worker failed by itself, by `OUTSIDE` when somebody killed it. From
-`SUSPECT` in a row on the stream is a suspect: suspects are sent one at a time, with nothing beside
-them, until each has gained a token. A worker that fails before that was killed by the one it had,
-and so, in the end, was one that is killed again and again.
+sent there, nor got further into its prompt than ever before: by `FAULT` when the worker failed by
+itself, by `OUTSIDE` when somebody killed it. From `SUSPECT` in a row on the stream is a suspect:
+suspects are sent one at a time, with nothing beside them, until each has gained a token. A worker
+that fails before that was killed by the one it had, and so, in the end, was one that is killed
+again and again.
 """
 
 from __future__ import annotations
@@ -74,6 +75,12 @@ class Resumption:
         if stream := self._sent.get(message.stream):
             judged.prompted(stream, message, self._context)
             stream.prompted(message)
+
+    def prefilled(self, number: int, tokens: int) -> None:
+        """How far a stream has come that waits for a token. Raises `BadFrame`."""
+        if stream := self._sent.get(number):
+            judged.prefilled(stream, tokens)
+            stream.prefilled(tokens)
 
     def gained(self, delta: Delta) -> None:
         """What a turn committed. Raises `BadFrame` for more than was asked for."""

@@ -47,6 +47,7 @@ class LiveStream:
             None if request.deadline_s is None else time.monotonic() + request.deadline_s
         )
         self._had = 0
+        self._prefilled = self._furthest = 0
         self._untouched = False
         self._prompt: list[int] = []
         self._cached: int | None = None
@@ -77,6 +78,7 @@ class LiveStream:
     def sent_as(self, number: int) -> Generate:
         """The frame that starts it under `number`, or continues it where it stands."""
         self.number, self._had, self._untouched = number, len(self.committed), False
+        self._prefilled = 0
         left_s = None if self._deadline is None else self._deadline - time.monotonic()
         request = msgspec.structs.replace(self.request, deadline_s=left_s)
         if not self._prompt:
@@ -88,12 +90,13 @@ class LiveStream:
         )
 
     def bereave(self, blame: int) -> None:
-        """Its worker died, which comes to so much `blame` unless it gained a token there, or never
-        left the line for a lane."""
+        """Its worker died, which comes to so much `blame` unless it gained a token there, got
+        further into its prompt than ever before, or never left the line for a lane."""
         if len(self.committed) > self._had:
             self.blame = 0
-        elif not self._untouched:
+        elif self._prefilled <= self._furthest and not self._untouched:
             self.blame += blame
+        self._furthest = max(self._furthest, self._prefilled)
 
     def prompted(self, message: Prompted) -> None:
         self._prompt = message.tokens
@@ -102,6 +105,10 @@ class LiveStream:
             self._cached = message.cached
         if not self.accepted.done():
             self.accepted.set_result(None)
+
+    def prefilled(self, tokens: int) -> None:
+        """So many of its tokens, of the prompt and after it, are computed."""
+        self._prefilled = max(self._prefilled, tokens)
 
     def gained(self, delta: Delta) -> None:
         """What a turn committed for this stream."""

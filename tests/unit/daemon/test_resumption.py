@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from superfluid.supervisor.resume import SUSPECT, Resumption
+from superfluid.supervisor.resume import FAULT, SUSPECT, Resumption
 from superfluid.supervisor.streams import LiveStream
 from superfluid_compat.errors import BadFrame, FrameTooLarge
 from superfluid_workerd.link.frames import (
@@ -126,6 +126,33 @@ async def test_a_death_counts_only_against_what_was_begun_and_gained_nothing() -
         bench.resumption.serving(100)
     assert [gaining.blame, waiting.blame, stuck.blame] == [0, 0, SUSPECT]
     assert bench.started() == [stuck.number]
+
+
+async def test_a_death_counts_for_nothing_where_a_prompt_got_further_than_ever() -> None:
+    bench = Bench()
+    stream = bench.stream("long")
+    found = []
+    for reached in (100, 300, 300, 200, 301):
+        bench.resumption.serving(1000)
+        bench.resumption.prompted(Prompted(stream=stream.number, tokens=[1] * 400, cached=0))
+        bench.resumption.prefilled(stream.number, 50)
+        bench.resumption.prefilled(stream.number, reached)
+        bench.resumption.died()
+        found.append(stream.blame)
+    assert found == [0, 0, FAULT, SUSPECT, SUSPECT]
+    bench.resumption.prefilled(stream.number, 400)  # of a worker that is gone
+
+
+async def test_no_stream_is_further_than_its_last_token() -> None:
+    bench = Bench()
+    stream = bench.stream("a")
+    bench.resumption.serving(100)
+    bench.begun(stream)
+    bench.gain(stream, 7)
+    bench.resumption.prefilled(stream.number, 2)
+    for tokens in (3, -1):
+        with pytest.raises(BadFrame, match=f"{tokens} tokens of 3"):
+            bench.resumption.prefilled(stream.number, tokens)
 
 
 async def test_a_probe_that_ends_or_is_left_lets_the_others_go() -> None:

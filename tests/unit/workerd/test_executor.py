@@ -126,6 +126,23 @@ def test_late_join_recycled_lane_and_full_house_equal_solo() -> None:
     assert {feed.sequence for step in loop.runtime.steps for feed in step} == {1, 2, 3}
 
 
+def test_how_far_a_prompt_has_come_is_told_after_each_turn() -> None:
+    loop = Loop(policy=Policy(turn_tokens=16, prompt_chunk=7))
+    loop.join(1, request("x" * 30, 2))
+    loop.run()
+    assert [turn.prefilled for turn in loop.turns] == [{1: 7}, {1: 14}, {1: 21}, {1: 28}, {}, {}]
+    assert [len(turn.deltas) for turn in loop.turns] == [0, 0, 0, 0, 1, 1]
+
+
+def test_the_first_turn_of_a_prompt_takes_little_of_it() -> None:
+    loop = Loop(Orders(context=1024, step_tokens=512))
+    loop.join(1, request("x" * 600, 1))
+    loop.run()
+    first, second = (len(step[0].tokens) for step in loop.runtime.steps[:2])
+    assert first == 128
+    assert second > first
+
+
 def test_a_prompt_is_fed_in_chunks_and_answers_the_same() -> None:
     wanted = request("x" * 200, 5)
     loop = Loop(policy=Policy(turn_tokens=16, prompt_chunk=7))

@@ -16,8 +16,12 @@ def _learned(fixed_s: float, each_s: float, turns: list[int]) -> Pace:
     return pace
 
 
-def test_nothing_is_known_before_the_first_turn() -> None:
-    assert Pace().tokens_within(0.2) is None
+def test_before_anything_is_known_a_turn_takes_few() -> None:
+    assert Pace().tokens_within(0.2) == 128
+
+
+def test_where_a_token_more_costs_nothing_there_is_no_bound() -> None:
+    assert _learned(1.0, 0.0, [1, 8, 300]).tokens_within(0.2) is None
 
 
 @given(st.floats(0, 0.05), st.floats(1e-4, 1e-2), st.integers(0, 99))

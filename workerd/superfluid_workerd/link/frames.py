@@ -320,10 +320,15 @@ class TurnStats(_Record, frozen=True):
 
 
 class Turn(_Frame, frozen=True):
-    """All that one turn committed, for every lane seated in it."""
+    """All that one turn committed, for every lane seated in it.
+
+    `prefilled` is how many tokens of those streams are computed that were seated and have more to
+    go before their next token.
+    """
 
     deltas: list[Delta]
     stats: TurnStats
+    prefilled: dict[int, int] = {}
 
 
 class StreamFailed(_Frame, frozen=True):
