@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from superfluid_compat.errors import ModelDamaged, ModelError, ModelNotFound
 from superfluid_workerd.link.answers import SAFETENSORS, Facts
-from superfluid_workerd.tokenizing.folder import read_bytes, read_json, regular
+from superfluid_workerd.tokenizing.folder import read_bytes, read_json, regular, unreadable
 
 _HEADER_BYTES: Final = 1 << 27
 _TEMPLATE_BYTES: Final = 1 << 24
@@ -29,6 +29,10 @@ _READ: Final = ("*.json", "*.jinja", "model*.safetensors")
 _CODE: Final = ("model_file", "auto_map")
 """Keys by which a configuration names Python code of its own."""
 
+_READ_BY_MLX: Final = ("generation_config.json", "hf_quant_config.json")
+"""Beside `config.json`; what is wrong with one of them, it tells without a name."""
+
+_WHOLE: Final = "give the folder that holds config.json, model*.safetensors and tokenizer.json"
 _TYPE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _PACKED: Final = {"U32"}
 _DETAIL: Final = {
@@ -79,7 +83,8 @@ class Folder:
             raise ModelError(
                 f"{self.path} names Python code of its own ({', '.join(self.code)}), which is not "
                 "run",
-                fix="choose another model, or give --mlx-trust-model-code for code you have read",
+                fix="choose another model, or give --mlx-trust-model-code true for code that you "
+                "have read",
                 param="trust-model-code",
             )
 
@@ -89,13 +94,15 @@ def read_folder(path: Path) -> Folder:
     _require_files(path)
     config = read_json(path / "config.json")
     if config is None:
-        raise ModelNotFound(f"{path} has no config.json")
+        raise ModelNotFound(f"{path} has no config.json", fix=_WHOLE)
     kind = config.get("model_type")
     if not isinstance(kind, str) or not _TYPE.fullmatch(kind):
         raise ModelDamaged(f"{path / 'config.json'}: model_type is {kind!r:.80}, wanted a name")
     files = sorted(path.glob("model*.safetensors"))
     if not files:
-        raise ModelNotFound(f"{path} has no model*.safetensors")
+        raise ModelNotFound(f"{path} has no model*.safetensors", fix=_WHOLE)
+    for name in _READ_BY_MLX:
+        read_json(path / name)
     digest = hashlib.blake2b(json.dumps(config, sort_keys=True).encode(), digest_size=16)
     tensors: dict[str, Tensor] = {}
     for file in files:
@@ -123,7 +130,7 @@ def _require_files(path: Path) -> None:
             if regular(file) is None:
                 raise ModelDamaged(f"{file} is a link to nothing")
     except OSError as error:
-        raise ModelDamaged(f"{path} cannot be read: {error}") from error
+        raise unreadable(path, error) from error
 
 
 def facts_of(folder: Folder) -> Facts:
@@ -194,4 +201,4 @@ def _head(path: Path) -> tuple[int, bytes]:
                 raise ModelDamaged(f"{path} has {size} bytes and no safetensors header")
             return size, file.read(length)
     except OSError as error:
-        raise ModelDamaged(f"{path} cannot be read: {error}") from error
+        raise unreadable(path, error) from error

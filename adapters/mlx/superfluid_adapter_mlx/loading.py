@@ -65,6 +65,8 @@ def _admitted(request: OpenRequest) -> Folder:
     """The folder, when its code may run and its weights alone fit."""
     folder = read_folder(request.model)
     folder.require_no_code(bool(request.options["trust-model-code"]))
+    if not (folder.path / "tokenizer.json").exists():
+        raise ModelDamaged(f"{folder.path} has no tokenizer.json")
     make_plan(folder, request, 0)
     return folder
 

@@ -82,7 +82,9 @@ def share_out(module: Any, threads: int) -> None:
     if mx.default_device() != mx.Device(mx.cpu):
         return
     streams = [mx.default_stream(mx.cpu), *(mx.new_stream(mx.cpu) for _ in range(1, threads))]
-    parts = [*(it for it in module.modules() if type(it) in _LINEAR), *_outputs(module)]
+    linear = [it for it in module.modules() if type(it) in _LINEAR]
+    # A module may be in several places.
+    parts = {id(it): it for it in (*linear, *_outputs(module))}.values()
     for part in sorted(parts, key=lambda it: it.weight.nbytes, reverse=True):
         if part.weight.nbytes >= _LEAST_BYTES * threads:
             _share(part, list(_spans(part.weight.shape[0], streams)))
@@ -91,19 +93,19 @@ def share_out(module: Any, threads: int) -> None:
 def _outputs(module: Any) -> list[Any]:
     """The embeddings that a pass multiplies by too."""
     found: list[Any] = []
-    for part in module.modules():
-        if type(part) in _EMBEDDINGS:
-            part.as_linear = _noting(part, found)
+    every = [it for it in module.modules() if type(it) in _EMBEDDINGS]
+    for part in every:
+        part.as_linear = _noting(part, found)
     # Nothing of it is computed.
     module(mx.array([[0]]))
-    for part in found:
-        del part.as_linear
+    for part in every:
+        part.__dict__.pop("as_linear", None)
     return found
 
 
 def _noting(part: Any, found: list[Any]) -> _Product:
     def as_linear(x: Array) -> Array:
-        if part not in found:
+        if not any(part is it for it in found):
             found.append(part)
         return type(part).as_linear(part, x)
 
