@@ -104,7 +104,7 @@ class StreamingExecutor:
         start = self._cache.length(0)
         work = make_pass([(self._cache, tokens, start)], [len(tokens) - 1])
         self.run(work)
-        last = work.hidden[-1] if work.output is None else work.output[-1]
+        last = work.hidden[-1].copy() if work.output is None else work.output[-1]
         return TokenStep(start + len(tokens) - 1, last)
 
     def run(self, work: Pass, tick: Callable[[], None] = lambda: None) -> None:

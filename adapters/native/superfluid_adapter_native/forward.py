@@ -3,6 +3,8 @@ tensors, how they act from its description."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -11,12 +13,43 @@ from numpy.typing import NDArray
 from superfluid_adapter_native.config import LayerConfig, ModelConfig, RopeConfig
 from superfluid_adapter_native.executor import Pass
 from superfluid_adapter_native.kernels.engine import Kernels
+from superfluid_adapter_native.kernels.tape import TAPE_ROWS, Tape
 from superfluid_adapter_native.kernels.weights import Activations
 from superfluid_adapter_native.rope import RopeTable
 from superfluid_adapter_native.scheduler import LayerHandles
 from superfluid_adapter_native.weights import EMBEDDING, LayerWeights, WeightStore
 
 Array: TypeAlias = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A layer at its turn: `place` is its own among those selected, in caches."""
+
+    layer: LayerConfig
+    weights: LayerWeights
+    place: int
+    cosines: Array
+    sines: Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """Of every row: (rows, heads, head_dim) each."""
+
+    queries: Array
+    keys: Array
+    values: Array
+    mixed: Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A block for one number of rows, which stands while the tables it reads do."""
+
+    tape: Tape
+    heads: _Heads
+    cosines: Array
 
 
 class Forwarder:
@@ -42,6 +75,9 @@ class Forwarder:
         self._head = head
         self._output_norm = store.vector("output_norm.weight")
         self._ropes = self._rope_tables(context)
+        self._tapes: dict[tuple[int, int], _Written] = {}
+        self._hidden = np.empty((TAPE_ROWS, config.width), np.float32)
+        self._positions = np.empty(TAPE_ROWS, np.int64)
 
     def _rope_tables(self, context: int) -> dict[RopeConfig, RopeTable]:
         first = self._config.layers[0].rope
@@ -54,74 +90,110 @@ class Forwarder:
 
     def __call__(self, handles: LayerHandles, work: Pass) -> None:
         if handles.is_first:
-            work.hidden = self._embed(work)
+            self._embed(work)
         layer = self._config.layers[handles.index]
         weights = self._store.layer(handles.index, handles.tensors)
-        self._attend(layer, weights, work, self._places[handles.index])
-        self._feed_forward(weights, work)
+        cosines, sines = self._ropes[layer.rope].upto(int(work.positions.max()) + 1)
+        block = _Block(layer, weights, self._places[handles.index], cosines, sines)
+        if len(work.tokens) > TAPE_ROWS or weights.experts:
+            heads = self._heads(block, work)
+            self._attend(block, work, heads)
+            self._rest(block, work, heads)
+        else:
+            self._by_tape(block, work)
         if handles.is_last:
             self._finish(work)
 
-    def _embed(self, work: Pass) -> Array:
+    def _by_tape(self, block: _Block, work: Pass) -> None:
+        """A block of few rows, whose products are so small that calling them would take long."""
+        key = block.place, len(work.tokens)
+        known = self._tapes.get(key)
+        if known is not None and known.cosines is block.cosines:
+            self._kernels.replay(known.tape, 0, block.weights.matrices)
+            self._attend(block, work, known.heads)
+            self._kernels.replay(known.tape, 1, block.weights.matrices)
+            return
+        tape = Tape()
+        with self._kernels.recording(tape):
+            heads = self._heads(block, work)
+        self._attend(block, work, heads)
+        with self._kernels.recording(tape):
+            self._rest(block, work, heads)
+        tape.close(block.weights.matrices)
+        self._tapes[key] = _Written(tape, heads, block.cosines)
+
+    def _embed(self, work: Pass) -> None:
         hidden = self._store.rows(EMBEDDING, work.tokens)
         if self._config.embedding_scale != 1.0:
             hidden *= np.float32(self._config.embedding_scale)
-        return hidden
+        rows = len(hidden)
+        if rows > TAPE_ROWS:
+            work.hidden = hidden
+            return
+        # What a tape reads and writes has one place.
+        self._hidden[:rows], self._positions[:rows] = hidden, work.positions
+        work.hidden, work.positions = self._hidden[:rows], self._positions[:rows]
 
     def _norm(self, x: Array, weight: Array) -> Array:
         return self._kernels.rms_norm(x, weight, self._config.epsilon)
 
-    def _attend(self, layer: LayerConfig, weights: LayerWeights, work: Pass, place: int) -> None:
-        vectors = weights.vectors
-        queries, keys, values = self._projections(
-            layer, weights, self._norm(work.hidden, vectors["attn_norm.weight"])
-        )
+    def _heads(self, block: _Block, work: Pass) -> _Heads:
+        """Queries, keys and values of a block, and room for what attention makes of them."""
+        vectors = block.weights.vectors
+        normed = self._norm(work.hidden, vectors["attn_norm.weight"])
+        queries, keys, values = self._projections(block, normed)
         if "attn_q_norm.weight" in vectors:
             queries = self._norm(queries, vectors["attn_q_norm.weight"])
             keys = self._norm(keys, vectors["attn_k_norm.weight"])
-        cos, sin = self._ropes[layer.rope].upto(int(work.positions.max()) + 1)
+        tables, pairs = (block.cosines, block.sines), block.layer.rope.pairs
         for rotated in (queries, keys):
-            self._kernels.rope(rotated, work.positions, cos, sin, pairs=layer.rope.pairs)
-        mixed = np.empty_like(queries)
+            self._kernels.rope(rotated, work.positions, *tables, pairs=pairs)
+        return _Heads(queries, keys, values, self._kernels.new(queries.shape))
+
+    def _attend(self, block: _Block, work: Pass, heads: _Heads) -> None:
+        layer = block.layer
         for seat in work.seats:
             rows = slice(seat.first, seat.first + seat.count)
-            seat.cache.append(place, keys[rows], values[rows])
+            seat.cache.append(block.place, heads.keys[rows], heads.values[rows])
             self._kernels.attention(
-                queries[rows],
-                *seat.cache.raw(place),
+                heads.queries[rows],
+                *seat.cache.raw(block.place),
                 start=seat.start,
                 scale=self._config.attention_scale,
                 window=layer.window or None,
                 cap=self._config.attention_cap or None,
-                out=mixed[rows],
+                out=heads.mixed[rows],
             )
-        out = self._linear(mixed.reshape(len(mixed), -1), weights, "attn_output")
-        self._add(work, out, vectors.get("post_attention_norm.weight"))
 
-    def _projections(
-        self, layer: LayerConfig, weights: LayerWeights, x: Array
-    ) -> tuple[Array, Array, Array]:
-        rows, config = len(x), self._config
-        if "attn_qkv.weight" in weights.matrices:
-            joined = self._linear(x, weights, "attn_qkv")
-            cut = layer.heads * config.head_dim
-            ends = [cut, cut + layer.kv_heads * config.head_dim]
-            parts = [np.ascontiguousarray(part) for part in np.split(joined, ends, axis=1)]
+    def _rest(self, block: _Block, work: Pass, heads: _Heads) -> None:
+        """What a block does with its attention."""
+        mixed, norm = heads.mixed, block.weights.vectors.get("post_attention_norm.weight")
+        self._add(work, self._linear(mixed.reshape(len(mixed), -1), block, "attn_output"), norm)
+        self._feed_forward(block.weights, work)
+
+    def _projections(self, block: _Block, x: Array) -> tuple[Array, Array, Array]:
+        rows, config, matrices = len(x), self._config, block.weights.matrices
+        shared = self._kernels.quantise(x)
+        if "attn_qkv.weight" in matrices:
+            joined = matrices["attn_qkv.weight"]
+            cut = block.layer.heads * config.head_dim
+            ends = [0, cut, cut + block.layer.kv_heads * config.head_dim, joined.shape[0]]
+            cuts = [joined.rows(first, end) for first, end in pairwise(ends)]
+            parts = [self._kernels.linear(shared, one) for one in cuts]
         else:
-            shared = self._kernels.quantise(x)
-            parts = [self._linear(shared, weights, f"attn_{part}") for part in "qkv"]
+            parts = [self._linear(shared, block, f"attn_{part}") for part in "qkv"]
         queries, keys, values = (part.reshape(rows, -1, config.head_dim) for part in parts)
         return queries, keys, values
 
-    def _linear(self, x: Array | Activations, weights: LayerWeights, name: str) -> Array:
-        out = self._kernels.linear(x, weights.matrices[f"{name}.weight"])
-        bias = weights.vectors.get(f"{name}.bias")
+    def _linear(self, x: Array | Activations, block: _Block, name: str) -> Array:
+        out = self._kernels.linear(x, block.weights.matrices[f"{name}.weight"])
+        bias = block.weights.vectors.get(f"{name}.bias")
         if bias is not None:
-            out += bias
+            self._kernels.add(out, bias)
         return out
 
     def _add(self, work: Pass, change: Array, norm: Array | None) -> None:
-        work.hidden += change if norm is None else self._norm(change, norm)
+        self._kernels.add(work.hidden, change if norm is None else self._norm(change, norm))
 
     def _feed_forward(self, weights: LayerWeights, work: Pass) -> None:
         x = self._norm(work.hidden, weights.vectors["ffn_norm.weight"])
@@ -133,14 +205,11 @@ class Forwarder:
 
     def _gated(self, weights: LayerWeights, x: Array) -> Array:
         shared = self._kernels.quantise(x)
-        up = self._kernels.linear(shared, weights.matrices["ffn_up.weight"])
-        gate = weights.matrices.get("ffn_gate.weight")
-        if gate is not None:
-            return self._activate(self._kernels.linear(shared, gate), up)
-        half = up.shape[1] // 2
-        return self._activate(
-            np.ascontiguousarray(up[:, :half]), np.ascontiguousarray(up[:, half:])
-        )
+        up, gate = weights.matrices["ffn_up.weight"], weights.matrices.get("ffn_gate.weight")
+        if gate is None:
+            half = up.shape[0] // 2
+            gate, up = up.rows(0, half), up.rows(half, 2 * half)
+        return self._activate(self._kernels.linear(shared, gate), self._kernels.linear(shared, up))
 
     def _activate(self, gate: Array, up: Array) -> Array:
         if self._config.architecture.activation == "silu":

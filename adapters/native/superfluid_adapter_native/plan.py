@@ -9,6 +9,7 @@ from typing import Final
 from superfluid_adapter_native.arena import PAGE, whole_pages
 from superfluid_adapter_native.config import ModelConfig
 from superfluid_adapter_native.formats.source import ModelSource
+from superfluid_adapter_native.kernels.tape import TAPE_ROWS
 from superfluid_adapter_native.kv_cache import KVType, LayerShape
 from superfluid_adapter_native.units import unit_bytes
 from superfluid_adapter_native.weights import (
@@ -251,7 +252,8 @@ class _Planner:
         most = max(_LEAST_ROWS, self.ask.lanes * context)
         rows = min(rows, most)
         logit_rows = min(most, max(self.ask.lanes, self.logit_bytes // (4 * config.vocabulary), 1))
-        transient = rows * _row_bytes(config) + logit_rows * 4 * config.vocabulary
+        # What tapes write into stays beside a pass's own, and is never used twice in a layer.
+        transient = (rows + 2 * TAPE_ROWS) * _row_bytes(config) + logit_rows * 4 * config.vocabulary
         # Growing a layer's buffers holds the old ones beside the new for a moment.
         transient += context * sizes.kv_row // len(self.ask.selected)
         parts = {

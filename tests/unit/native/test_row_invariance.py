@@ -3,6 +3,7 @@ which the runtime promises (`row_invariant`) with and without `exact`."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +12,7 @@ import pytest
 
 from superfluid_adapter_native.quants.types import BY_NAME
 from superfluid_workerd.adapter import Feed, Runtime
-from support.native_models import Logits, ignore, opened
+from support.native_models import Logits, ignore, opened, whole
 from support.tiny_models import TinyModel, write_model
 
 LENGTH: Final = 37
@@ -84,3 +85,31 @@ def test_nor_do_threads_or_streaming_with_any_cache(
             (alone,) = fed(loaded.runtime, ((1,) * LENGTH,))
             assert np.array_equal(alone, found[-1][0])
     assert all(map(np.array_equal, found[0] * 2, [*found[1], *found[2]]))
+
+
+@pytest.mark.parametrize("architecture", ["phi3", "qwen2", "gemma3"])
+def test_nor_does_what_was_written_down_before(
+    architecture: str, tmp_path: Path, kernels: Path
+) -> None:
+    """Steps of few rows write a layer's calls down and make them again: for other sequences, past
+    where the rotation's tables are replaced, and between passes of other sizes."""
+    spec = TinyModel(
+        architecture,  # type: ignore[arg-type]  # one of the Literal
+        width=128, head_dim=32, window=16, context=1024, types={"*": "Q8_0"},
+    )  # fmt: skip
+    tokens = [int(it) for it in np.random.default_rng(3).integers(3, 300, 520)]
+    path = write_model(tmp_path / "m.gguf", spec)
+    with opened(path, kernels, lanes=3) as loaded:
+        runtime = loaded.runtime
+        wanted = whole(runtime, tokens)
+        seats = [runtime.seq_create() for _ in range(2)]
+        at = 0
+        for count in itertools.cycle((1, 2, 4, 37, 1, 8)):
+            part = tokens[at : at + count]
+            feeds = [Feed(seat, part, at, "all") for seat in seats]
+            for rows in runtime.step(feeds, ignore):
+                assert rows is not None
+                assert np.array_equal(rows, wanted[at : at + count])
+            at += count
+            if at >= len(tokens):
+                break

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from superfluid_adapter_native.forward import Forwarder
 from superfluid_adapter_native.kernels.driver import Driver
+from superfluid_adapter_native.kernels.tape import Tape
 from superfluid_adapter_native.kv_cache import KVCache
 from superfluid_adapter_native.memory import MemoryManager, TensorHandle
 from superfluid_workerd.adapter import Feed
@@ -155,11 +156,15 @@ def _cost(steps: Iterator[Callable[[], object]], monkeypatch: pytest.MonkeyPatch
     """Counted over one step each, so that no counting counts another."""
     kernels: list[tuple[int, int]] = []
     calls = 0
-    right = Driver.run
+    right, again = Driver.run, Driver.replay
 
     def counting(self: Driver, kernel: int, words: Any, tasks: int, **rest: Any) -> None:
         kernels.append((kernel, tasks))
         right(self, kernel, words, tasks, **rest)
+
+    def counting_again(self: Driver, tape: Tape, segment: int) -> None:
+        kernels.append((segment, tape.segment(segment)[1]))
+        again(self, tape, segment)
 
     def called(_frame: object, event: str, _argument: object) -> None:
         nonlocal calls
@@ -167,6 +172,7 @@ def _cost(steps: Iterator[Callable[[], object]], monkeypatch: pytest.MonkeyPatch
 
     with monkeypatch.context() as patch:
         patch.setattr(Driver, "run", counting)
+        patch.setattr(Driver, "replay", counting_again)
         next(steps)()
     step = next(steps)
     sys.setprofile(called)

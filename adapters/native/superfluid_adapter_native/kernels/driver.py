@@ -25,11 +25,9 @@ from numba.core import types
 from numba.core.ccallback import CFunc
 from numba.extending import register_jitable
 
-from superfluid_adapter_native.kernels.atomics import add, call, library, read, swap, write
+from superfluid_adapter_native.kernels.atomics import add, call, library, read, swap, word, write
 from superfluid_adapter_native.kernels.cache import KernelCache
-
-WORDS: Final = 24
-"""Parameters that a kernel may have."""
+from superfluid_adapter_native.kernels.tape import HEAD, JOB, WORDS, Tape
 
 _TICKET: Final = 0
 """Number of the job times 2^20, plus its tasks not yet taken: one word, so that a helper late from
@@ -71,11 +69,13 @@ def _take(state: int, thread: int) -> bool:
     return False
 
 
+@register_jitable
 def _run_alone(kernel: int, parameters: int, tasks: int) -> None:
     for task in range(tasks):
         call(kernel, parameters, task, 0)
 
 
+@register_jitable
 def _run_together(state: int, kernel: int, parameters: int, tasks: int) -> None:
     write(state, _KERNEL, kernel)
     write(state, _PARAMETERS, parameters)
@@ -93,6 +93,15 @@ def _run_together(state: int, kernel: int, parameters: int, tasks: int) -> None:
         spins += 1
         if spins > _SPINS:
             _give_way()
+
+
+def _run_jobs(state: int, jobs: int, count: int, together: int) -> None:
+    for job in range(jobs, jobs + 8 * JOB * count, 8 * JOB):
+        kernel, tasks, parameters = word(job, 0), word(job, 1), job + 8 * HEAD
+        if together and not word(job, 2):
+            _run_together(state, kernel, parameters, tasks)
+        else:
+            _run_alone(kernel, parameters, tasks)
 
 
 def _help(state: int, thread: int) -> None:
@@ -123,12 +132,14 @@ class Driver:
         self.threads = threads
         self._store = store
         self._kept: list[Any] = []
+        self.tape: Tape | None = None
         words = np.zeros(WORDS, np.int64)
         self._words = words.data
         self._address = int(words.ctypes.data)
         llvm.initialize_native_asmparser()
         self._alone = self._compile("run_alone", _run_alone, 3)
         self._together = self._compile("run_together", _run_together, 4)
+        self._jobs = self._compile("run_jobs", _run_jobs, 4)
         help_ = self._compile("help", _help, 2)
         self._team = _Team(help_, threads - 1)
         self._end = weakref.finalize(self, self._team.dismiss)
@@ -163,12 +174,21 @@ class Driver:
         return int(compiled.address)
 
     def run(self, kernel: int, words: Sequence[int], tasks: int, *, alone: bool = False) -> None:
-        """All tasks of a kernel, fewer than 2^20, with `words` for parameters."""
+        """All tasks of a kernel, fewer than 2^20, with `words` for parameters; written down too
+        where there is a tape."""
+        alone = alone or tasks < 2
+        if self.tape is not None:
+            self.tape.add(kernel, tasks, alone, words)
         _PACK[len(words)].pack_into(self._words, 0, *words)
-        if alone or tasks < 2 or self.threads < 2:
+        if alone or self.threads < 2:
             self._alone(kernel, self._address, tasks)
         else:
             self._together(self._team.address, kernel, self._address, tasks)
+
+    def replay(self, tape: Tape, segment: int) -> None:
+        """The calls of a segment once more."""
+        together = int(self.threads > 1)
+        self._jobs(self._team.address, *tape.segment(segment), together)
 
 
 class _Team:

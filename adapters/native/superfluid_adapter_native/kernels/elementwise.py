@@ -108,6 +108,25 @@ def gated(name: str) -> Kernel:
     return kernel
 
 
+def add() -> Kernel:
+    """x += y in place, a row of x per task; y's rows lie a stride apart, which is 0 for one row."""
+
+    def write(builder: Value, *arguments: Value) -> None:
+        x, y, count = arguments
+        e = Emit(builder, PLAIN)
+        for kind, place in spans(e, count):
+            target, other = (moved(e, e.pointer(p), place, 1) for p in (x, y))
+            e.store(builder.fadd(e.load(target, 0, kind), e.load(other, 0, kind)), target, 0)
+
+    body = inline("x y count", types.void, write)
+
+    def kernel(p: int, task: int, thread: int) -> None:
+        x, y, stride, count = word(p, 0), word(p, 1), word(p, 2), word(p, 3)
+        body(x + 4 * count * task, y + stride * task, count)
+
+    return kernel
+
+
 def softcap() -> Kernel:
     """x = cap * tanh(x / cap), in place, a span of floats per task."""
 

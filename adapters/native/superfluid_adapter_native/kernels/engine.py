@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -14,6 +16,7 @@ from superfluid_adapter_native.kernels import attention, elementwise, layouts, p
 from superfluid_adapter_native.kernels.cache import KernelCache
 from superfluid_adapter_native.kernels.driver import Driver
 from superfluid_adapter_native.kernels.features import Features, host
+from superfluid_adapter_native.kernels.tape import TAPE_ROWS, Tape
 from superfluid_adapter_native.kernels.weights import Activations, Weight, address
 from superfluid_adapter_native.quants.types import TensorType
 
@@ -62,6 +65,7 @@ class Kernels:
         self._kernels: dict[str, int] = {}
         self._by_type: dict[tuple[_Maker, str], int] = {}
         self._scratch = np.empty(0, np.float32)
+        self._buffers: list[NDArray[np.uint8]] = []
 
     def close(self) -> None:
         """End the helper threads; what is called afterwards runs on its caller."""
@@ -79,6 +83,7 @@ class Kernels:
         """
         wanted: dict[str, Callable[[], products.Kernel]] = {
             "rms_norm": elementwise.rms_norm,
+            "add": elementwise.add,
             "softcap": elementwise.softcap,
             **{f"gated-{name}": partial(elementwise.gated, name) for name in elementwise.GATES},
             **{f"rope-{name}": partial(elementwise.rope, name) for name in elementwise.PAIRINGS},
@@ -97,6 +102,46 @@ class Kernels:
             progress(done, len(wanted))
             self._kernel(name, build)
         progress(len(wanted), len(wanted))
+
+    @contextmanager
+    def recording(self, tape: Tape) -> Iterator[None]:
+        """What is called meanwhile is done, and is a segment of `tape`. Rows of x are `TAPE_ROWS`
+        at the most. Results that come without an `out` lie in buffers that all tapes share: those
+        of one tape stay until another is recorded or replayed."""
+        self._driver.tape = tape
+        try:
+            yield
+        finally:
+            self._driver.tape = None
+        tape.end_segment()
+
+    def replay(self, tape: Tape, segment: int, matrices: Mapping[str, Weight]) -> None:
+        """A segment's calls once more, with what their buffers hold now, and with `matrices`."""
+        if segment == 0:
+            tape.bind(matrices)
+        self._driver.replay(tape, segment)
+
+    def new(self, shape: tuple[int, ...], dtype: type[np.generic] = np.float32) -> NDArray[Any]:
+        """An array: of its own, or on a tape's next buffer, which has room for `TAPE_ROWS` rows."""
+        tape = self._driver.tape
+        if tape is None:
+            return np.empty(shape, dtype)
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        wanted = size // max(1, shape[0]) * TAPE_ROWS
+        if tape.taken == len(self._buffers):
+            self._buffers.append(np.empty(0, np.uint8))
+        if self._buffers[tape.taken].size < wanted:
+            self._buffers[tape.taken] = np.empty(wanted, np.uint8)
+        buffer = self._buffers[tape.taken]
+        tape.taken += 1
+        tape.keep(buffer)
+        return buffer[:size].view(dtype).reshape(shape)
+
+    def _at(self, array: NDArray[Any]) -> int:
+        """Its address; a tape that is being written keeps it alive."""
+        if self._driver.tape is not None:
+            self._driver.tape.keep(array)
+        return address(array)
 
     def weight(
         self, kind: TensorType, raw: NDArray[np.uint8], shape: tuple[int, int], *, resident: bool
@@ -117,12 +162,12 @@ class Kernels:
         n, columns = x.shape
         if self.exact or columns % layouts.GROUP:
             return Activations(x)
-        codes = np.empty((n, columns), np.int8)
-        scales = np.empty((n, columns // layouts.GROUP), np.float32)
-        fours = np.empty((n, columns // 4), np.float32)
-        shares = np.empty((n, columns // 16), np.float32)
+        codes = self.new((n, columns), np.int8)
+        scales = self.new((n, columns // layouts.GROUP))
+        fours = self.new((n, columns // 4))
+        shares = self.new((n, columns // 16))
         given = Activations(x, codes, scales, fours, shares)
-        words = [address(x), x.strides[0], scales.shape[1], *given.addresses()]
+        words = [self._at(x), x.strides[0], scales.shape[1], *given.addresses()]
         kernel = self._kernel("quantise", products.quantiser)
         self._driver.run(kernel, words, n, alone=n < 8)
         return given
@@ -136,20 +181,22 @@ class Kernels:
         n = given.x.shape[0]
         if given.x.shape[1] != columns:
             raise ValueError(f"x has {given.x.shape[1]} columns, {columns} wanted")
-        out = _target(out, (n, rows), apart=True)
+        out = self._target(out, (n, rows), apart=True)
         make = self._product(weight.type.name, n)
         per_task = self._rows_per_task(weight, n)
         words = [weight.address, weight.row_bytes, rows, per_task]
-        tail = [n, address(out), out.strides[0]]
+        tail = [n, self._at(out), out.strides[0]]
         if make is products.int8_product:
             given = given if given.codes is not None else self.quantise(given.x)
             words += [columns // weight.type.elements, *tail, *given.addresses(), columns]
         else:
-            words += [columns, *tail, address(given.x), given.x.strides[0]]
+            words += [columns, *tail, self._at(given.x), given.x.strides[0]]
             if make is products.tiled_product:
                 words += self._tile(columns)
         kernel = self._typed(make, weight.type.name)
         tasks = -(-rows // per_task)
+        if self._driver.tape is not None:
+            self._driver.tape.product()
         self._driver.run(kernel, words, tasks, alone=n * weight.bytes < _ALONE_BYTES)
         return out
 
@@ -175,7 +222,7 @@ class Kernels:
         """The address of `floats` floats for each thread, and their size in bytes."""
         if self._scratch.size < floats * self._driver.threads:
             self._scratch = np.empty(2 * floats * self._driver.threads, np.float32)
-        return [address(self._scratch), 4 * floats]
+        return [self._at(self._scratch), 4 * floats]
 
     def gather(self, weight: Weight, ids: Sequence[int] | NDArray[np.int64]) -> Floats:
         """Rows `ids` of a weight as floats: (n, columns). Raises IndexError outside its rows."""
@@ -183,9 +230,9 @@ class Kernels:
         rows, columns = weight.shape
         if wanted.size and not (wanted.min() >= 0 and wanted.max() < rows):
             raise IndexError(f"row {wanted.max()} of {rows}")
-        out = np.empty((wanted.size, columns), np.float32)
+        out = self.new((wanted.size, columns))
         words = [weight.address, weight.row_bytes, columns]
-        words += [address(wanted), address(out), out.strides[0]]
+        words += [self._at(wanted), self._at(out), out.strides[0]]
         kernel = self._typed(products.reader, weight.type.name)
         self._driver.run(kernel, words, wanted.size, alone=wanted.size < 16)
         return out
@@ -193,13 +240,23 @@ class Kernels:
     def rms_norm(self, x: Floats, w: Floats, eps: float, out: Floats | None = None) -> Floats:
         """Rows x (..., columns) / sqrt(mean(x²) + eps) * w; `out` may be x."""
         x, w = _rows(x), _rows(w)
-        out = _target(out, x.shape)
+        out = self._target(out, x.shape)
         columns = x.shape[-1]
         if w.shape != (columns,):
             raise ValueError(f"w is {w.shape} for rows of {columns}")
-        words = [address(x), address(w), columns, elementwise.bits(eps), address(out)]
+        words = [self._at(x), self._at(w), columns, elementwise.bits(eps), self._at(out)]
         self._run("rms_norm", elementwise.rms_norm, words, x.size // columns, x.size)
         return out
+
+    def add(self, x: Floats, y: Floats) -> None:
+        """x += y in place, for contiguous x (n, columns) and y the same or (columns,)."""
+        x, y = self._target(x, x.shape), _rows(y)
+        if y.shape not in (x.shape, x.shape[1:]):
+            raise ValueError(f"y is {y.shape} for x {x.shape}")
+        columns = x.shape[-1]
+        stride = 4 * columns if y.shape == x.shape else 0
+        words = [self._at(x), self._at(y), stride, columns]
+        self._run("add", elementwise.add, words, x.size // columns, x.size)
 
     def silu_mul(self, gate: Floats, up: Floats, out: Floats | None = None) -> Floats:
         """silu(gate) * up; `out` may be either of them."""
@@ -213,16 +270,16 @@ class Kernels:
         gate, up = _rows(gate), _rows(up)
         if up.shape != gate.shape:
             raise ValueError(f"gate is {gate.shape}, up is {up.shape}")
-        out = _target(out, gate.shape)
-        words = [address(gate), address(up), address(out), gate.size, _SPAN]
+        out = self._target(out, gate.shape)
+        words = [self._at(gate), self._at(up), self._at(out), gate.size, _SPAN]
         make = partial(elementwise.gated, name)
         self._run(f"gated-{name}", make, words, -(-gate.size // _SPAN), gate.size)
         return out
 
     def softcap(self, x: Floats, cap: float) -> None:
         """x = cap * tanh(x / cap), in place over a contiguous array."""
-        x = _target(x, x.shape)
-        words = [address(x), x.size, _SPAN, elementwise.bits(cap)]
+        x = self._target(x, x.shape)
+        words = [self._at(x), x.size, _SPAN, elementwise.bits(cap)]
         self._run("softcap", elementwise.softcap, words, -(-x.size // _SPAN), x.size)
 
     def rope(
@@ -246,8 +303,8 @@ class Kernels:
             raise ValueError(f"tables {cosines.shape}, {sines.shape} and {at.shape} for {q.shape}")
         if n and not 0 <= at.min() <= at.max() < len(cosines):
             raise IndexError(f"position {at.max()} in a table of {len(cosines)}")
-        q = _target(q, q.shape)
-        words = [address(q), heads, size, half, address(cosines), address(sines), address(at)]
+        q = self._target(q, q.shape)
+        words = [self._at(q), heads, size, half, self._at(cosines), self._at(sines), self._at(at)]
         pairing = "pairs" if pairs else "halves"
         self._run(f"rope-{pairing}", partial(elementwise.rope, pairing), words, n, q.size)
 
@@ -271,18 +328,26 @@ class Kernels:
         """
         n, heads, size = q.shape
         kv_heads = _key_heads(q, keys, values, start + n)
-        q, out = _rows(q), _target(out, (n, heads, values[0].shape[2]))
+        q, out = _rows(q), self._target(out, (n, heads, values[0].shape[2]))
         span = start + n if not window else min(start + n, window)
         tile = attention.POSITIONS * max(size, out.shape[2])
         each = tile + heads // kv_heads * span
-        words = [address(q), address(out), heads, kv_heads, size, out.shape[2], start, span]
+        words = [self._at(q), self._at(out), heads, kv_heads, size, out.shape[2], start, span]
         words += [elementwise.bits(scale), elementwise.bits(cap or 0.0)]
-        words += [address(keys[0]), keys[0].strides[0], keys[0].strides[1]]
-        words += [address(parts[1]) if len(parts) > 1 else 0 for parts in (keys, values)]
-        words += [address(values[0]), values[0].strides[0], values[0].strides[1]]
+        words += [self._at(keys[0]), keys[0].strides[0], keys[0].strides[1]]
+        words += [self._at(parts[1]) if len(parts) > 1 else 0 for parts in (keys, values)]
+        words += [self._at(values[0]), values[0].strides[0], values[0].strides[1]]
         words += [*self._room(each), 4 * tile]
         kernel = self._typed(attention.attention, _CACHE_TYPES[keys[0].dtype.name])
         self._driver.run(kernel, words, n * kv_heads, alone=n * (each - tile) * size < _ALONE_MACS)
+        return out
+
+    def _target(self, out: Floats | None, shape: tuple[int, ...], *, apart: bool = False) -> Floats:
+        if out is None:
+            return self.new(shape)
+        laid = out.strides[-1] == 4 if apart else out.flags.c_contiguous
+        if out.shape != shape or out.dtype != np.float32 or not laid:
+            raise ValueError(f"out is {out.dtype} {out.shape}, contiguous float32 {shape} wanted")
         return out
 
     def _run(
@@ -320,15 +385,6 @@ class Kernels:
 
 def _rows(x: Floats) -> Floats:
     return np.ascontiguousarray(x, np.float32)
-
-
-def _target(out: Floats | None, shape: tuple[int, ...], *, apart: bool = False) -> Floats:
-    if out is None:
-        return np.empty(shape, np.float32)
-    laid = out.strides[-1] == 4 if apart else out.flags.c_contiguous
-    if out.shape != shape or out.dtype != np.float32 or not laid:
-        raise ValueError(f"out is {out.dtype} {out.shape}, contiguous float32 {shape} wanted")
-    return out
 
 
 def _key_heads(q: Floats, keys: Parts, values: Parts, wanted: int) -> int:

@@ -39,6 +39,16 @@ class Weight:
     def bytes(self) -> int:
         return int(self.raw.nbytes)
 
+    def holds(self, address: int) -> bool:
+        """Whether the byte at `address` is one of its own."""
+        return 0 <= address - self.address < self.bytes
+
+    def rows(self, first: int, end: int) -> Weight:
+        """The matrix of its rows `first` to `end`, over the same bytes."""
+        start, stop = first * self.row_bytes, end * self.row_bytes
+        shape = (end - first, self.shape[1])
+        return Weight(self.type, shape, self.raw[start:stop], self.address + start, self.row_bytes)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Activations:
