@@ -11,7 +11,7 @@ import socket
 from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from superfluid import control, signals
 from superfluid.catalog.catalog import Catalog
@@ -39,9 +39,6 @@ from superfluid_workerd.link.answers import Rights as Declared
 from superfluid_workerd.link.frames import Class, Load
 from superfluid_workerd.options import Kind, Resolved
 from superfluid_workerd.sandbox.rights import Level, Rights
-
-if TYPE_CHECKING:
-    import uvicorn
 
 DRAIN_S: Final = 30.0
 _BACKLOG: Final = 512
@@ -127,7 +124,7 @@ class Choosing:
 
     def __init__(self, settings: ServeSettings, catalog: Catalog, say: Say) -> None:
         self._settings, self._catalog, self._say = settings, catalog, say
-        self._model = settings.model.resolve()
+        self._model = confine.opened(settings.model)
         self._preparations = Preparations(settings.cache)
         self._installs = Installs(settings.runtimes)
         self._chooser: Chooser | None = None
@@ -271,8 +268,10 @@ async def _serve(
 ) -> ExitCode:
     supervisor, listener = answers.supervisor, answers.listener
     supervisor.start()
-    server = _http(supervisor, listener, service_class)
-    answering = asyncio.create_task(server.serve(sockets=[listener]))
+    from superfluid.http.server import Server  # imported while the worker loads
+
+    server = Server(supervisor, listener, service_class)
+    answering = asyncio.create_task(server.serve())
     over = asyncio.create_task(supervisor.over())
     ready = asyncio.create_task(_announce(host, listener, say))
     asked = asyncio.create_task(heard.asked.wait())
@@ -339,38 +338,6 @@ async def _announce(host: ModelHost, listener: socket.socket, say: Say) -> None:
     if reached["asked"] == "auto" and reached.get("level") != "strict":
         missing = ", ".join(reached.get("missing", ()))
         say(f"sandbox: {reached.get('level', 'none')} is the best here; missing: {missing}")
-
-
-def _http(supervisor: Supervisor, listener: socket.socket, service_class: Class) -> uvicorn.Server:
-    # Imported while the worker loads.
-    import uvicorn
-
-    from superfluid.http.app import build
-    from superfluid.http.settings import HttpSettings
-
-    host, port = listener.getsockname()[:2]
-
-    class Server(uvicorn.Server):
-        """Leaves signals to the daemon."""
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
-
-    return Server(
-        uvicorn.Config(
-            build(supervisor, HttpSettings(host=host, port=port, service_class=service_class)),
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            backlog=_BACKLOG,
-            timeout_graceful_shutdown=5,
-        )
-    )
 
 
 class Signals:

@@ -17,13 +17,14 @@ from typing import Final
 import psutil
 
 from superfluid_workerd.link.answers import Rights as Declared
+from superfluid_workerd.options import MOST_THREADS
 from superfluid_workerd.sandbox import landlock, seccomp
 from superfluid_workerd.sandbox.linux import STRICT_ABI
 from superfluid_workerd.sandbox.rights import Level, Rights
 
 FILE_BYTES: Final = 4 << 30
 """The largest file a worker may write, into its scratch."""
-THREADS: Final = 512
+THREADS: Final = 2 * MOST_THREADS
 _SLACK_BYTES: Final = 2 << 30
 _UNPRIVILEGED: Final = "nobody"
 _PART: Final = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.\w+)")
@@ -39,7 +40,7 @@ def rights(
 ) -> Rights:
     """For a worker of `model`. `readable` is its install, its shared folder, whatever options
     name. Its scratch is added for each worker."""
-    paths = [*model_paths(model), *(str(path.resolve()) for path in readable), *declared.read]
+    paths = [*model_paths(model), *(str(_real(path)) for path in readable), *declared.read]
     budget = memory_budget + _SLACK_BYTES if memory_budget else psutil.virtual_memory().total
     return Rights(
         level=level,
@@ -70,23 +71,38 @@ def words(descriptors: Iterable[int]) -> list[str]:
     return [word for each in descriptors for word in ("--rights", str(each))]
 
 
+def opened(model: Path) -> Path:
+    """What a worker opens: the model's real path, save that a part which is a link to another name
+    keeps its own, by which the other parts are found."""
+    real = _real(model)
+    linked = _PART.fullmatch(model.name) and real.name != model.name
+    return _real(model.parent) / model.name if linked else real
+
+
 def model_paths(model: Path) -> list[str]:
-    """Everything that belongs to the model, as real paths: the file and its other parts, or the
-    folder and what a hub's cache keeps of it elsewhere. What else a link points at does not."""
-    real = model.resolve()
+    """Everything that belongs to the model, as real paths: the file and its other parts where it
+    lies, or the folder and what a hub's cache keeps of it elsewhere. What else a link points at
+    does not."""
+    real = _real(model)
     if real.is_dir():
         return [str(real), *_blobs(real)]
-    found = [str(real)]
-    if match := _PART.fullmatch(real.name):
+    found, name = [str(real)], opened(model)
+    if match := _PART.fullmatch(name.name):
         prefix, total, suffix = match.groups()
-        parts = real.parent.glob(f"*-of-{total}{suffix}")
-        found += sorted(str(it) for it in parts if _is_part(it, prefix, real.parent))
+        parts = sorted(name.parent.glob(f"*-of-{total}{suffix}"))
+        targets = [_real(it) for it in parts if _is_part(it, prefix)]
+        found += [str(it) for it in targets if it.parent == real.parent]
     return list(dict.fromkeys(found))
 
 
-def _is_part(path: Path, prefix: str, folder: Path) -> bool:
+def _real(path: Path) -> Path:
+    # `Path.resolve` raises for a loop of links, which is no file and refused as such.
+    return Path(os.path.realpath(path))
+
+
+def _is_part(path: Path, prefix: str) -> bool:
     match = _PART.fullmatch(path.name)
-    return match is not None and match[1] == prefix and path.resolve().parent == folder
+    return match is not None and match[1] == prefix
 
 
 def _blobs(folder: Path) -> Iterator[str]:
@@ -95,7 +111,7 @@ def _blobs(folder: Path) -> Iterator[str]:
         return
     blobs = folder.parent.parent / "blobs"
     for path in sorted(folder.rglob("*")):
-        target = path.resolve()
+        target = _real(path)
         if path.is_symlink() and target.parent == blobs:
             yield str(target)
 
@@ -115,7 +131,7 @@ def unprivileged(paths: Iterable[str]) -> tuple[int, int] | None:
 
 def can_read(path: Path, user: int, group: int) -> bool:
     """Whether that user may reach and read `path`, by mode bits alone."""
-    real = path.resolve()
+    real = _real(path)
     try:
         return all(_has(folder, user, group, stat.S_IXOTH) for folder in real.parents) and _has(
             real, user, group, stat.S_IROTH | (stat.S_IXOTH if real.is_dir() else 0)

@@ -32,6 +32,20 @@ def test_a_part_that_is_a_link_elsewhere_is_no_part(tmp_path: Path) -> None:
     assert found == [str(tmp_path / "m-00001-of-00002.gguf")]
 
 
+def test_parts_that_a_hub_keeps_under_other_names_are_parts(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "1234"
+    for folder in (blobs, snapshot):
+        folder.mkdir(parents=True)
+    targets = [blobs / "aa", blobs / "bb", tmp_path / "key"]
+    for target in targets:
+        target.touch()
+    links = [snapshot / f"m-{n:05}-of-00004.gguf" for n in (1, 2, 3, 4)]
+    for link, target in zip(links, [*targets, links[3]], strict=True):
+        link.symlink_to(os.path.relpath(target, snapshot))
+    assert confine.opened(links[0]) == links[0]
+    assert confine.model_paths(links[0]) == [str(blobs / "aa"), str(blobs / "bb")]
+
+
 def test_a_hub_snapshot_brings_its_own_blobs_alone(tmp_path: Path) -> None:
     model, other = tmp_path / "models--a--b", tmp_path / "models--c--d"
     snapshot = model / "snapshots" / "1234"
