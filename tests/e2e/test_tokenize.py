@@ -85,6 +85,13 @@ def test_what_is_wrong_is_one_line(
     assert done.stderr.count("\n") == 1
 
 
+def test_a_text_without_end_is_refused(model: Path) -> None:
+    command = f"yes hello | {sys.executable} -m superfluid tokenize {model}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "standard input holds more than 1 MiB" in done.stderr
+
+
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     done = tokenize(tmp_path / "none.gguf")
     assert done.returncode == 3

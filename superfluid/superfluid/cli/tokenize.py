@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from superfluid_compat.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from superfluid_workerd.link.answers import Piece
 
 _TIMEOUT_S: Final = 120.0
+_TEXT_BYTES: Final = 1 << 20
 
 
 def tokenize(
@@ -43,8 +46,14 @@ def tokenize(
     """
     import asyncio
 
+    given = sys.stdin.buffer.read(_TEXT_BYTES + 1)
+    if len(given) > _TEXT_BYTES:
+        raise UsageError(
+            "standard input holds more than 1 MiB, wanted a text up to that", fix="give it in parts"
+        )
+
     flags = [flag for flag, on in (("--special", special), ("--plain", plain)) if on]
-    found = asyncio.run(_ask(model, runtime, flags, sys.stdin.buffer.read()))
+    found = asyncio.run(_ask(model, runtime, flags, given))
     if as_json:
         print(json.dumps([_record(one) for one in found] if pieces else [it.id for it in found]))
     elif pieces:
