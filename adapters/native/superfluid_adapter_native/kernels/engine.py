@@ -339,7 +339,8 @@ class Kernels:
         words += [self._at(values[0]), values[0].strides[0], values[0].strides[1]]
         words += [*self._room(each), 4 * tile]
         kernel = self._typed(attention.attention, _CACHE_TYPES[keys[0].dtype.name])
-        self._driver.run(kernel, words, n * kv_heads, alone=n * (each - tile) * size < _ALONE_MACS)
+        alone = n * heads * span * size < _ALONE_MACS
+        self._driver.run(kernel, words, n * kv_heads, alone=alone)
         return out
 
     def _target(self, out: Floats | None, shape: tuple[int, ...], *, apart: bool = False) -> Floats:
