@@ -421,3 +421,34 @@ def test_an_ordinary_log_says_little(home: Path, tmp_path: Path) -> None:
         ended = server.stop()
     (line,) = ended.err.splitlines()
     assert "memory plan" in line
+
+
+def test_more_connections_than_descriptors_wait_and_cost_no_worker(
+    tmp_path: Path, home: Path
+) -> None:
+    program = ("-c", 'ulimit -Sn 100; exec "$@"', "sh", sys.executable, "-m", "superfluid")
+    with serving([model(tmp_path)], home, python="sh", program=program) as server:
+        (log,) = home.glob("stderr-*")
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        with contextlib.ExitStack() as guests:
+            for _ in range(200):
+                guests.enter_context(socket.create_connection(address))
+            while "connections wait to be taken" not in log.read_text():
+                time.sleep(0.01)
+            (first,) = workers(server)
+            first.kill()
+            while first.pid == (pid := serving_pid(home)) or pid == 0:
+                time.sleep(0.01)
+        assert complete(server).status_code == 200
+        while "connections are taken again" not in log.read_text():
+            time.sleep(0.01)
+        ended = server.stop()
+    assert (ended.code, "Traceback" in ended.err) == (0, False)
+    assert ended.err.count("connections wait to be taken") == 1
+    assert ended.err.count("connections are taken again") == 1
+
+
+def serving_pid(home: Path) -> int:
+    """The worker's process, 0 while none serves."""
+    (found,) = control.running(home / "state" / "servers")[0].models
+    return found.pid if found.state == "serving" else 0
