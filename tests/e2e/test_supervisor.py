@@ -525,15 +525,23 @@ async def test_a_drain_lets_streams_finish_and_takes_no_new_ones(
     assert served.dossiers() == 0
 
 
-async def test_a_death_while_draining_is_a_pause_too(house: Open, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("first", ["drain", "death"])
+async def test_a_death_beside_a_drain_is_a_pause_too(
+    house: Open, tmp_path: Path, number: signal.Signals, first: str
+) -> None:
     served = house(Orders(script=SCRIPT, gate=str(tmp_path / "gate")))
     request = GenerationRequest(
         prompt=Text(text="ab", add_special=False), sampling=GREEDY, max_tokens=13
     )
     stream = await served.supervisor.generate("m", request)
-    served.supervisor.drain(60.0)
-    os.kill(served.note(), signal.SIGSEGV)
-    await reaches(served, WorkerState.BACKOFF)
+    if first == "drain":
+        served.supervisor.drain(60.0)
+    os.kill(served.note(), number)
+    while not served.dossiers():
+        await asyncio.sleep(0.002)
+    if first == "death":
+        served.supervisor.drain(60.0)
     with pytest.raises(Draining):
         await served.text()
     (tmp_path / "gate").touch()
