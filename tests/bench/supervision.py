@@ -9,7 +9,7 @@ import re
 import signal
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,7 +30,6 @@ from support.server import Server, serving
 _LEVELS: Final = ("none", "strict")
 _TOKENS: Final = 64
 _KILL_AT: Final = 24
-_PARTS: Final = ("start", "rate", "pause")
 _STATE: Final = re.compile(r"^(\S+Z) debug .*: worker (\S+) → (\S+)$", re.MULTILINE)
 _SPANS: Final = ("another started", "loaded", "replayed", "together")
 
@@ -56,13 +55,13 @@ class _Engine:
 def rows(bench: Bench) -> Iterator[Row]:
     """Starts, rates and pauses. A part is one of these, a runtime, or both."""
     engines = dict(_engines(bench))
-    if unknown := set(bench.parts) - {*_PARTS, *engines}:
-        known = ", ".join((*_PARTS, *engines))
+    if unknown := set(bench.parts) - {*PARTS, *engines}:
+        known = ", ".join((*PARTS, *engines))
         raise ValueError(f"no part {', '.join(unknown)}; there are {known}")
-    parts = [it for it in _PARTS if it in bench.parts] or _PARTS
+    parts = [it for it in PARTS if it in bench.parts] or PARTS
     for engine in [it for name, it in engines.items() if name in bench.parts] or engines.values():
         for part in parts:
-            yield from {"start": _starts, "rate": _rates, "pause": _pauses}[part](bench, engine)
+            yield from PARTS[part](bench, engine)
 
 
 def _engines(bench: Bench) -> Iterator[tuple[str, _Engine]]:
@@ -172,3 +171,10 @@ def _reached(log: Path, seen: int) -> tuple[float, float]:
         after: datetime.fromisoformat(when).timestamp() for when, _, after in _STATE.findall(text)
     }
     return at["handshaken"], at["serving"]
+
+
+PARTS: Final[Mapping[str, Callable[[Bench, _Engine], Iterator[Row]]]] = {
+    "start": _starts,
+    "rate": _rates,
+    "pause": _pauses,
+}
