@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from superfluid_workerd.options import MOST_THREADS
+
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _SELF: Final = Path("/proc/self")
 _MEMORY: Final = Path("/proc/meminfo")
@@ -22,10 +24,10 @@ def available_bytes() -> int:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Cores that this process may use, as far as it may have threads for them."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return min(len(os.sched_getaffinity(0)), MOST_THREADS)
+    return min(os.cpu_count() or 1, MOST_THREADS)
 
 
 def _machine() -> int:

@@ -386,6 +386,9 @@ def _plain(bound: float) -> str:
     return str(int(bound)) if float(bound).is_integer() else str(bound)
 
 
+MOST_THREADS: Final = 256
+"""That a runtime may compute with. A sandbox grants its worker twice as many."""
+
 COMMON: Final = (
     Option("context", Kind.INTEGER, "longest stream, prompt and answer together; 0 asks for as "
            "much as the model was trained for and memory allows", 0, minimum=0,
@@ -393,7 +396,7 @@ COMMON: Final = (
     Option("lanes", Kind.INTEGER, "streams served at once", 4, minimum=1, maximum=256,
            unit="streams"),
     Option("threads", Kind.INTEGER, "threads the runtime computes with; 0 is one per core", 0,
-           minimum=0, maximum=1024, unit="threads"),
+           minimum=0, maximum=MOST_THREADS, unit="threads"),
     Option("memory-budget", Kind.SIZE, "most memory a worker may plan for", "auto",
            minimum=1 << 24, keywords=("auto",), unit="bytes"),
     Option("sandbox", Kind.CHOICE, "how far a worker is shut in; auto is as far as this machine "

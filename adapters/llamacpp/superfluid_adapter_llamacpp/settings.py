@@ -13,7 +13,7 @@ from typing import Any, Final
 from superfluid_adapter_llamacpp.contracts import Contract, Layout
 from superfluid_compat.errors import BadOptionValue
 from superfluid_workerd.adapter import Options
-from superfluid_workerd.options import Kind, Option, Scope, Value
+from superfluid_workerd.options import MOST_THREADS, Kind, Option, Scope, Value
 from superfluid_workerd.values import Values
 
 _LEAST_FLOAT: Final = 1.2e-38
@@ -64,9 +64,9 @@ OPTIONS: Final = (
            choices=tuple(_LAZY)),
     Option("repack", Kind.BOOLEAN, "rearrange weights for the processor while loading"),
     Option("threads", Kind.INTEGER, "threads to decode with; the common --threads by default",
-           minimum=1, maximum=1024, unit="threads"),
+           minimum=1, maximum=MOST_THREADS, unit="threads"),
     Option("threads-batch", Kind.INTEGER, "threads to read prompts with; as many as threads by "
-           "default", minimum=1, maximum=1024, unit="threads"),
+           "default", minimum=1, maximum=MOST_THREADS, unit="threads"),
     Option("batch-size", Kind.INTEGER, "most tokens of one step", 2048, minimum=1,
            maximum=1 << 16, unit="tokens"),
     Option("ubatch-size", Kind.INTEGER, "tokens computed together; a cancel is heard between",

@@ -66,6 +66,7 @@ def _loggers_as_they_were() -> Iterator[None]:
         ("serve --port 65536", 2, "an integer from 0 to 65535"),
         ("serve --lanes 0", 2, "an integer from 1 to 256"),
         ("serve --context -5", 2, "option context was given -5"),
+        ("serve --threads 257", 2, "an integer from 0 to 256"),
         ("serve --threads 1.5", 2, "option threads was given '1.5'"),
         ("serve --memory-budget lots", 2, "a size such as"),
         ("serve --log-level loud", 2, "one of debug, info, warning, error"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from superfluid_workerd.limits import available_bytes, groups_left
+from superfluid_workerd.limits import available_bytes, cores, groups_left
+from superfluid_workerd.options import MOST_THREADS
 
 MIB = 1 << 20
 NO_LIMIT_V1 = 9223372036854771712
@@ -77,3 +79,11 @@ print(json.dumps([before, available_bytes()]))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     before, bounded = json.loads(done.stdout)
     assert 0 < bounded < min(before, 600 * MIB)
+
+
+def test_a_large_machine_s_cores_are_no_more_than_threads_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for found, wanted in ((range(6), 6), (range(768), MOST_THREADS)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, it=found: set(it), raising=False)
+        assert cores() == wanted
