@@ -65,6 +65,14 @@ def with_header(entries: Any, data: bytes) -> bytes:
     return struct.pack("<Q", len(head)) + head + data
 
 
+def shift_data(path: Path, by: int) -> None:
+    """Make the header of a file `by` bytes longer, so that no tensor is aligned."""
+    raw = path.read_bytes()
+    (length,) = struct.unpack_from("<Q", raw)
+    end = 8 + length
+    path.write_bytes(struct.pack("<Q", length + by) + raw[8:end] + b" " * by + raw[end:])
+
+
 def write_folder(
     folder: Path,
     spec: TinyModel,

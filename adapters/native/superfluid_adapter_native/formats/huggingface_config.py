@@ -35,12 +35,13 @@ _WINDOWED: Final = ("llama", "phi3")
 
 
 class Header(msgspec.Struct, frozen=True):
-    """A configuration as `ModelSource` states it. `tied`: the embedding is the head too."""
+    """A configuration as `ModelSource` states it. `tied`: the embedding is the head too; None
+    where nothing is said, and it is the head if there is no other."""
 
     architecture: str
     metadata: dict[str, Any]
     vectors: dict[str, tuple[float, ...]]
-    tied: bool
+    tied: bool | None
 
 
 def header(found: dict[str, Any], where: str) -> Header:
@@ -88,7 +89,7 @@ def _header(config: Config, architecture: str, where: str) -> Header:
         architecture,
         {"general.architecture": architecture, **metadata},
         vectors,
-        architecture.startswith("gemma") if tied is None else tied,
+        True if tied is None and architecture.startswith("gemma") else tied,
     )
 
 

@@ -14,7 +14,8 @@ from superfluid_adapter_native.quants.types import TensorType
 class Tensor:
     """One tensor where it lies. `shape` is in NumPy's order: (rows, columns), a row contiguous.
 
-    `offset` and `bytes` are within `ModelSource.files[file]` and proven to lie inside it.
+    `offset` and `bytes` are within `ModelSource.files[file]` and proven to lie inside it. The
+    offset may be any number: safetensors align nothing.
     """
 
     name: str
