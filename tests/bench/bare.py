@@ -43,6 +43,7 @@ class Loop(msgspec.Struct, frozen=True):
     """Seconds by the clock and of the processor, for the prompts and for the turns."""
 
     prompt_s: float
+    prompt_cpu_s: float
     decode_s: float
     decode_cpu_s: float
     peak_rss: int
@@ -52,15 +53,16 @@ def _loop(runtime: LlamaRuntime, ask: Ask) -> Loop:
     context = runtime._context
     for sequence in range(ask.streams):
         context.remove(sequence, 0)
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     last = [_prompt(runtime, sequence, ask.prompt) for sequence in range(ask.streams)]
-    prompt_s, start = time.perf_counter() - start, time.perf_counter()
-    cpu = time.process_time()
+    prompt_s, prompt_cpu_s = time.perf_counter() - start, time.process_time() - cpu
+    start, cpu = time.perf_counter(), time.process_time()
     for turn in range(ask.tokens):
         place = ask.prompt + turn
         pieces = [Piece(it, it, [token], place, 1) for it, token in enumerate(last)]
         last = _decoded(runtime, pieces, range(ask.streams))
-    return Loop(prompt_s, time.perf_counter() - start, time.process_time() - cpu, peak_rss())
+    decode_s, decode_cpu_s = time.perf_counter() - start, time.process_time() - cpu
+    return Loop(prompt_s, prompt_cpu_s, decode_s, decode_cpu_s, peak_rss())
 
 
 def _prompt(runtime: LlamaRuntime, sequence: int, count: int) -> int:

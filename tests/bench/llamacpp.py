@@ -7,10 +7,10 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -28,29 +28,48 @@ STREAMS: Final = (1, 2, 4, 8)
 _CONTEXT: Final = 1024
 _TURNS: Final = {1: 48}
 _FEWER_TURNS: Final = 24
-_PROMPT_WORDS: Final = 320
+_PROMPT_TOKENS: Final = 512
 _SHORT_WORDS: Final = 8
+_FEWER_ROUNDS: Final = 2
+_FILLING: Final = 3
 
 
 def rows(bench: Bench) -> Iterator[Row]:
-    """Decode and prompt rates of both, the first token, memory; what a turn costs outside the
-    engine and what it is spent on; embeddings."""
+    """Decode and prompt rates, the first token, memory; what a turn costs outside the engine and
+    what it is spent on; embeddings. Parts are those of `PARTS`."""
+    if unknown := set(bench.parts) - set(PARTS):
+        raise ValueError(f"no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    for part in PARTS:
+        if part in bench.parts or not bench.parts:
+            yield from PARTS[part](bench)
+
+
+@contextlib.contextmanager
+def _sides(bench: Bench) -> Iterator[_Sides]:
+    """Servers and the bare process, warm.
+
+    The library's loop holds nothing but what it computes. So does one of the servers; the other
+    keeps the sequences of streams that ended, as it does by default.
+    """
     model, shared = files.default_model(), bench.place("llamacpp")
-    served = _words(model)
-    with _Bare(model, shared) as bare, serving(served, bench.place("home")) as server:
-        whole = Whole(server.url, server.pid)
-        whole.decode(STREAMS[-1], _FEWER_TURNS)
-        bare.ask(STREAMS[-1], 16, _FEWER_TURNS)
-        for streams in STREAMS:
-            yield from _decode(bench, whole, bare, streams)
-        for streams in STREAMS:
-            yield from _prompts(bench, whole, bare, streams)
-        yield from _first_token(bench, whole, bare)
-        yield Row(name="worker's peak RSS", unit="MiB", samples=[whole.peak_rss() / MIB])
+    with contextlib.ExitStack() as stack:
+        bare = stack.enter_context(_Bare(model, shared))
+        wholes = list[Whole]()
+        for name, more in {"home": {"SUPERFLUID_PREFIX_CACHE_BYTES": "0"}, "keeping": {}}.items():
+            server = stack.enter_context(serving(_words(model), bench.place(name), **more))
+            wholes.append(Whole(server.url, server.pid))
+            wholes[-1].decode(STREAMS[-1], 8)
+        bare.ask(STREAMS[-1], 16, 8)
+        yield _Sides(wholes[0], wholes[1], bare)
+
+
+def _short(bench: Bench) -> Iterator[Row]:
+    """The first token of a short prompt, and memory."""
+    with _sides(bench) as sides:
+        yield from _first_token(bench, sides.whole, sides.bare)
+        yield Row(name="worker's peak RSS", unit="MiB", samples=[sides.keeping.peak_rss() / MIB])
         yield Row(name="bare process's peak RSS", unit="MiB",
-                  samples=[bare.ask(1, 8, 1).peak_rss / MIB])  # fmt: skip
-    yield from _parts(bench, served)
-    yield from _embeddings(bench)
+                  samples=[sides.bare.ask(1, 8, 1).peak_rss / MIB])  # fmt: skip
 
 
 def _words(model: Path) -> list[str]:
@@ -69,51 +88,72 @@ def _figure(name: str, unit: str, samples: Sequence[float], **more: Any) -> Row:
     return Row(name=name, unit=unit, samples=list(samples), note=note, **more)
 
 
-def _decode(bench: Bench, whole: Whole, bare: _Bare, streams: int) -> Iterator[Row]:
-    turns = _TURNS.get(streams, _FEWER_TURNS)
-    found: dict[str, list[Any]] = alternate(
-        _rounds(bench),
-        {
-            "whole": partial(whole.decode, streams, turns),
-            "bare": partial(bare.ask, streams, 16, turns),
-        },
-    )
-    ours: list[Window] = found["whole"]
-    theirs: list[Loop] = found["bare"]
-    bare_rates = [streams * turns / it.decode_s for it in theirs]
+def _decode(streams: int, bench: Bench) -> Iterator[Row]:
+    turns, at = _TURNS.get(streams, _FEWER_TURNS), {"streams": streams}
+    with _sides(bench) as sides:
+        bare = partial(sides.bare.ask, streams, 16, turns)
+        rounds = {"whole": _rounds(bench), "keeping": _FEWER_ROUNDS}
+        found: dict[str, dict[str, list[Any]]] = {
+            side: alternate(
+                count, {"ours": partial(getattr(sides, side).decode, streams, turns), "bare": bare}
+            )
+            for side, count in rounds.items()
+        }
+    for side, samples in found.items():
+        ours_rates = [it.rate for it in samples["ours"]]
+        bare_rates = [streams * turns / it.decode_s for it in samples["bare"]]
+        yield from _rates("decode", side, ours_rates, bare_rates, at)
+    ours: list[Window] = found["whole"]["ours"]
+    theirs: list[Loop] = found["whole"]["bare"]
     bare_cpu = [1e3 * it.decode_cpu_s / turns for it in theirs]
     daemon = [1e3 * it.daemon_cpu_s for it in ours]
     worker = [1e3 * it.worker_cpu_s for it in ours]
-    at = {"streams": streams}
-    yield _figure("whole: decode", "tok/s", [it.rate for it in ours], conditions=at)
-    yield _figure("bare: decode", "tok/s", bare_rates, conditions=at)
-    yield _figure("whole over bare", "x", ratios([it.rate for it in ours], bare_rates),
-                  wanted="0.97 or more", conditions=at)  # fmt: skip
     yield _figure("bare's turn: processor time", "ms", bare_cpu, conditions=at)
     outside = [own - other for own, other in zip(worker, bare_cpu, strict=True)]
     yield _figure("worker beyond bare, a turn: processor time", "ms", outside, conditions=at)
     yield _figure("daemon, a turn: processor time", "ms", daemon, conditions=at)
 
 
-def _prompts(bench: Bench, whole: Whole, bare: _Bare, streams: int) -> Iterator[Row]:
-    """As many tokens whoever many prompts they are of."""
-    length = whole.first_tokens(streams, _PROMPT_WORDS // streams)[0] // streams
-    found: dict[str, list[float]] = alternate(
-        _rounds(bench),
-        {
-            "whole": lambda: _rate(*whole.first_tokens(streams, _PROMPT_WORDS // streams)),
-            "bare": lambda: streams * length / bare.ask(streams, length, 0).prompt_s,
-        },
-    )
-    at = {"streams": streams, "tokens": streams * length}
-    for side, rates in found.items():
-        yield _figure(f"{side}: prompts", "tok/s", rates, conditions=at)
-    yield _figure("prompts, whole over bare", "x", ratios(found["whole"], found["bare"]),
+def _prompts(streams: int, bench: Bench) -> Iterator[Row]:
+    """As many tokens however many prompts they are of."""
+    words, length = _PROMPT_TOKENS // streams - 1, _PROMPT_TOKENS // streams
+
+    def asked(whole: Whole) -> tuple[float, float]:
+        before_s = whole.cpu_s()[1]
+        tokens, elapsed_s = whole.first_tokens(streams, words)
+        if tokens != _PROMPT_TOKENS:
+            raise RuntimeError(f"the prompts have {tokens} tokens, wanted {_PROMPT_TOKENS}")
+        return tokens / elapsed_s, whole.cpu_s()[1] - before_s
+
+    with _sides(bench) as sides:
+        # Past what would be new to either: the pace of such turns, and a full store.
+        for whole in (sides.whole, *[sides.keeping] * _FILLING):
+            asked(whole)
+
+        def bare() -> tuple[float, float]:
+            found = sides.bare.ask(streams, length, 0)
+            return _PROMPT_TOKENS / found.prompt_s, found.prompt_cpu_s
+
+        at = {"streams": streams, "tokens": length}
+        rounds = {"whole": _rounds(bench), "keeping": _FEWER_ROUNDS}
+        for side, count in rounds.items():
+            ours = partial(asked, getattr(sides, side))
+            calls: dict[str, Callable[[], tuple[float, float]]] = {"ours": ours, "bare": bare}
+            found = alternate(count, calls)
+            rates, cpu_s = ({name: [it[place] for it in its] for name, its in found.items()}
+                            for place in (0, 1))  # fmt: skip
+            yield from _rates("prompts", side, rates["ours"], rates["bare"], at)
+            yield _figure(f"the same by processor time, {side}", "x",
+                          ratios(cpu_s["bare"], cpu_s["ours"]), conditions=at)  # fmt: skip
+
+
+def _rates(
+    what: str, side: str, ours: list[float], bare: list[float], at: dict[str, Any]
+) -> Iterator[Row]:
+    yield _figure(f"{side}: {what}", "tok/s", ours, conditions=at)
+    yield _figure(f"bare beside {side}: {what}", "tok/s", bare, conditions=at)
+    yield _figure(f"{what}, {side} over bare", "x", ratios(ours, bare),
                   wanted="0.97 or more", conditions=at)  # fmt: skip
-
-
-def _rate(tokens: int, elapsed_s: float) -> float:
-    return tokens / elapsed_s
 
 
 def _first_token(bench: Bench, whole: Whole, bare: _Bare) -> Iterator[Row]:
@@ -129,9 +169,9 @@ def _first_token(bench: Bench, whole: Whole, bare: _Bare) -> Iterator[Row]:
         yield _figure(f"{side}: first token", "ms", samples, conditions={"tokens": length})
 
 
-def _parts(bench: Bench, served: Sequence[str]) -> Iterator[Row]:
+def _turn(bench: Bench) -> Iterator[Row]:
     """What a turn is spent on, by clocks in a server of its own; they are part of what they say."""
-    with _clocked(bench, served) as whole:
+    with _clocked(bench, _words(files.default_model())) as whole:
         whole.decode(STREAMS[-1], 8)
         for streams in (STREAMS[0], STREAMS[-1]):
             found = [whole.decode(streams, _FEWER_TURNS) for _ in range(2 * _rounds(bench))]
@@ -242,3 +282,18 @@ class _Bare(contextlib.AbstractContextManager["_Bare"]):
             raise RuntimeError("the bare process has no input")
         self._child.stdin.write(msgspec.json.encode(message) + b"\n")
         self._child.stdin.flush()
+
+
+class _Sides(NamedTuple):
+    whole: Whole
+    keeping: Whole
+    bare: _Bare
+
+
+PARTS: Final[Mapping[str, Callable[[Bench], Iterator[Row]]]] = {
+    **{f"decode{streams}": partial(_decode, streams) for streams in STREAMS},
+    **{f"prompts{streams}": partial(_prompts, streams) for streams in STREAMS},
+    "short": _short,
+    "turn": _turn,
+    "embeddings": _embeddings,
+}

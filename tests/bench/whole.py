@@ -121,25 +121,26 @@ class Whole:
 
     def embedded(self, texts: Sequence[str], at_once: int) -> Share:
         """`texts`, so many of them in a request."""
-        before, start_s = self._cpu_s(), time.perf_counter()
+        before, start_s = self.cpu_s(), time.perf_counter()
         for place in range(0, len(texts), at_once):
             body = {"input": texts[place : place + at_once], "encoding_format": "base64"}
             self._client.post("/v1/embeddings", json=body).raise_for_status()
-        elapsed_s, after = time.perf_counter() - start_s, self._cpu_s()
+        elapsed_s, after = time.perf_counter() - start_s, self.cpu_s()
         return Share(len(texts) / elapsed_s, (sum(after) - sum(before)) / len(texts))
 
     def instant(self) -> Instant:
         """Now, as the turn loop answers it at the next beginning of a turn."""
         models = self._client.get("/v1/superfluid/stats").raise_for_status().json()["models"]
         counted: dict[str, Any] = next(iter(models.values()))
-        return Instant(time.perf_counter(), counted, *self._cpu_s(), self._spent())
+        return Instant(time.perf_counter(), counted, *self.cpu_s(), self._spent())
 
     def peak_rss(self) -> int:
         """The worker's, in bytes."""
         lines = Path(f"/proc/{self._worker.pid}/status").read_text().splitlines()
         return int(next(line.split()[1] for line in lines if line.startswith("VmHWM"))) * 1024
 
-    def _cpu_s(self) -> tuple[float, float]:
+    def cpu_s(self) -> tuple[float, float]:
+        """Processor seconds so far, of the daemon and of the worker."""
         return cpu_s(self._daemon), cpu_s(self._worker)
 
     def _prompt(self, words: int) -> str:
