@@ -616,14 +616,13 @@ async def test_a_drain_beside_a_stopped_worker_ends_at_its_bound(
     limits = Limits(shutdown_s=3600.0)
     served = house(Orders(script=SCRIPT, gate=str(tmp_path / "gate")), limits=limits)
     await served.supervisor.served()
-    if busy:
-        request = GenerationRequest(prompt=Text(text="ab"), sampling=GREEDY)
-        stream = await served.supervisor.generate("m", request)
+    request = GenerationRequest(prompt=Text(text="ab"), sampling=GREEDY)
+    stream = await served.supervisor.generate("m", request) if busy else None
     os.kill(served.note(), signal.SIGSTOP)
     served.supervisor.drain(0.1)
     assert await served.supervisor.over() is None
     assert served.dossiers() == 0
-    if busy:
+    if stream is not None:
         with pytest.raises(Draining):
             [delta async for delta in stream]
 
