@@ -12,7 +12,7 @@ import math
 import re
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +31,16 @@ _CODE: Final = ("model_file", "auto_map")
 
 _READ_BY_MLX: Final = ("generation_config.json", "hf_quant_config.json")
 """Beside `config.json`; what is wrong with one of them, it tells without a name."""
+
+_INDEX: Final = "model.safetensors.index.json"
+_LAYERS: Final = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+"""What mlx-lm's models call the number of layers, which it builds one by one."""
+
+_NUMBERS: Final = re.compile(
+    r"(?:num|n)_\w*(?:layer|head|expert)\w*|(?:hidden|intermediate|vocab)_size"
+    r"|\w+_(?:dim|eps|epsilon|theta)"
+)
+"""Keys that never hold a text. mlx-lm does not look, and fails later without naming the key."""
 
 _WHOLE: Final = "give the folder that holds config.json, model*.safetensors and tokenizer.json"
 _TYPE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -63,6 +73,7 @@ class Folder:
     weights: int
     digest: str
     code: tuple[str, ...]
+    template: str | None
 
     @property
     def architecture(self) -> str:
@@ -70,8 +81,7 @@ class Folder:
 
     def number(self, name: str) -> int:
         """A whole number of the configuration or of the text model in it; 0 where there is none."""
-        inner = self.config.get("text_config")
-        for config in (self.config, inner if isinstance(inner, dict) else {}):
+        for config in _nested(self.config):
             found = config.get(name)
             if type(found) is int and found > 0:
                 return found
@@ -109,6 +119,8 @@ def read_folder(path: Path) -> Folder:
         head, found = _read_weights(file)
         digest.update(head)
         tensors |= found
+    _require_numbers(path / "config.json", config, len(tensors))
+    _require_indexed(path / _INDEX, {file.name for file in files}, tensors)
     return Folder(
         path=path,
         config=config,
@@ -116,6 +128,7 @@ def read_folder(path: Path) -> Folder:
         weights=sum(file.stat().st_size for file in files),
         digest=digest.hexdigest(),
         code=tuple(dict.fromkeys([*_code(config), *_code(_tokenizer_config(path))])),
+        template=_template(path),
     )
 
 
@@ -133,6 +146,39 @@ def _require_files(path: Path) -> None:
         raise unreadable(path, error) from error
 
 
+def _nested(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """The configuration and that of the text model in it."""
+    inner = config.get("text_config")
+    return (config, inner) if isinstance(inner, dict) else (config,)
+
+
+def _require_numbers(path: Path, config: Mapping[str, Any], tensors: int) -> None:
+    """Raise `ModelDamaged` for a text where a number belongs, and for more layers than tensors."""
+    for found in _nested(config):
+        for key, value in found.items():
+            if isinstance(value, str) and _NUMBERS.fullmatch(key):
+                raise ModelDamaged(f"{path}: {key} is {value!r:.80}, wanted a number")
+            if key in _LAYERS and isinstance(value, int) and value > tensors:
+                raise ModelDamaged(
+                    f"{path}: {key} is {value!s:.40}, the weights hold {tensors} tensors"
+                )
+
+
+def _require_indexed(path: Path, files: Set[str], tensors: Mapping[str, Tensor]) -> None:
+    """Raise `ModelDamaged` unless an index that is there tells of `files` and `tensors`."""
+    index = read_json(path)
+    if index is None:
+        return
+    where = index.get("weight_map")
+    if not isinstance(where, dict) or not where:
+        raise ModelDamaged(f"{path} has no weight_map from tensors to files")
+    for tensor, file in where.items():
+        if not isinstance(file, str) or file not in files:
+            raise ModelDamaged(f"{path}: file {file!r:.80} is no model*.safetensors beside it")
+        if tensor not in tensors:
+            raise ModelDamaged(f"{path}: tensor {tensor!r:.80} is in none of the files")
+
+
 def facts_of(folder: Folder) -> Facts:
     """The folder's facts. `parameters` does not count what quantized weights pack together."""
     plain = (it for it in folder.tensors.values() if it.type not in _PACKED)
@@ -147,16 +193,20 @@ def facts_of(folder: Folder) -> Facts:
         vocabulary=folder.number("vocab_size"),
         layers=folder.number("num_hidden_layers"),
         types=dict(Counter(tensor.type for tensor in folder.tensors.values())),
-        template=template_of(folder.path) is not None,
+        template=folder.template is not None,
         detail=detail,
     )
 
 
-def template_of(path: Path) -> str | None:
+def _template(path: Path) -> str | None:
     """The model's chat template."""
-    beside = read_bytes(path / "chat_template.jinja", _TEMPLATE_BYTES)
+    own = path / "chat_template.jinja"
+    beside = read_bytes(own, _TEMPLATE_BYTES)
     if beside is not None:
-        return beside.decode("utf-8", "replace")
+        try:
+            return beside.decode()
+        except UnicodeDecodeError as error:
+            raise ModelDamaged(f"{own} is not UTF-8: {error.reason}") from error
     found = _tokenizer_config(path).get("chat_template")
     if isinstance(found, list):
         named = {it.get("name"): it.get("template") for it in found if isinstance(it, dict)}
@@ -179,7 +229,7 @@ def _read_weights(path: Path) -> tuple[bytes, dict[str, Tensor]]:
     try:
         told = json.loads(head)
         entries = {name: entry for name, entry in told.items() if name != "__metadata__"}
-        tensors = {name: Tensor(it["dtype"], tuple(it["shape"])) for name, it in entries.items()}
+        tensors = {name: _tensor(name, entry) for name, entry in entries.items()}
         ends = [int(entry["data_offsets"][1]) for entry in entries.values()]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise ModelDamaged(f"{path}: its header does not read: {error}") from error
@@ -188,6 +238,13 @@ def _read_weights(path: Path) -> tuple[bytes, dict[str, Tensor]]:
             f"{path} has {size} bytes, its header tells of {8 + length + max(ends, default=0)}"
         )
     return head, tensors
+
+
+def _tensor(name: str, entry: Mapping[str, Any]) -> Tensor:
+    shape = tuple(entry["shape"])
+    if not all(type(length) is int and length >= 0 for length in shape):
+        raise ValueError(f"tensor {name!r:.80} has shape {shape!s:.80}, wanted whole numbers")
+    return Tensor(str(entry["dtype"]), shape)
 
 
 def _head(path: Path) -> tuple[int, bytes]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from superfluid_adapter_mlx.folder import Folder, facts_of, read_folder, template_of
+from superfluid_adapter_mlx.folder import Folder, facts_of, read_folder
 from superfluid_adapter_mlx.memory import Plan, make_plan
 from superfluid_compat.errors import (
     DoesNotFit,
@@ -151,7 +151,7 @@ class _Loading:
             tokenizer=tokenizer,
             facts=facts_of(folder),
             record=self._record(loaded, plan, threads, alone, kernels),
-            template=template_of(folder.path),
+            template=folder.template,
             family=folder.architecture,
             plan=plan.parts,
         )
@@ -177,7 +177,7 @@ class _Loading:
             raise
         except Exception as error:
             told = " ".join(str(error).split())[:300]
-            if "not supported" in told:
+            if isinstance(error, ValueError) and "not supported" in told:
                 raise UnsupportedArchitecture(
                     f"{self.folder.path}: mlx-lm {_version('mlx-lm')} does not know "
                     f"{self.folder.architecture}"

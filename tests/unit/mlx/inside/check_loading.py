@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import socket
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 
 from superfluid_adapter_mlx import adapter
-from superfluid_adapter_mlx.engine import cache_module
+from superfluid_adapter_mlx.engine import cache_module, utils
+from superfluid_adapter_mlx.folder import read_folder
 from superfluid_compat.errors import (
     BadOptionValue,
     Capacity,
@@ -180,6 +182,87 @@ def test_a_broken_folder_does_not_load_and_its_file_is_named(folder: Path, what:
     assert refused.value.exit_code == ExitCode.MODEL
 
 
+def _bytes(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def _index(*tensors: str, file: object = "model.safetensors") -> Callable[[Path], object]:
+    told = json.dumps({"weight_map": dict.fromkeys(tensors, file)})
+    return _write("model.safetensors.index.json", told)
+
+
+def _shape(*shape: object) -> Callable[[Path], object]:
+    def breaks(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        whole = path.read_bytes()
+        end = 8 + struct.unpack("<Q", whole[:8])[0]
+        told = json.loads(whole[8:end])
+        told["model.norm.weight"]["shape"] = shape
+        head = json.dumps(told).encode()
+        path.write_bytes(struct.pack("<Q", len(head)) + head + whole[end:])
+
+    return breaks
+
+
+SHOWN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a million layers": (lambda it: change(it, num_hidden_layers=10**6), "num_hidden_layers"),
+    "layers past all memory": (lambda it: change(it, num_layers=2**62), "num_layers"),
+    "layers of a text model": (
+        lambda it: change(it, text_config={"num_hidden_layers": 10**6}), "num_hidden_layers",
+    ),
+    "a text for a number": (lambda it: change(it, rms_norm_eps="x"), "rms_norm_eps is 'x'"),
+    "a template of no encoding": (
+        _bytes("chat_template.jinja", b"\xff\xfe\0\x80"), "chat_template.jinja is not UTF-8",
+    ),
+    "an index of bytes": (
+        _bytes("model.safetensors.index.json", b"\xff\xfe\0\x80"), "model.safetensors.index.json",
+    ),
+    "a list as index": (
+        _write("model.safetensors.index.json", "[1]"), "model.safetensors.index.json",
+    ),
+    "an index without a map": (_index(), "index.json has no weight_map"),
+    "an index of a lost file": (
+        _index("model.norm.weight", file="model-00002-of-00002.safetensors"), "model-00002",
+    ),
+    "an index that leads out": (_index("model.norm.weight", file="../x.safetensors"), "../x"),
+    "an index of no names": (_index("model.norm.weight", file=[1]), "file [1]"),
+    "an index of a lost tensor": (_index("model.none.weight"), "'model.none.weight'"),
+    "a float in a shape": (_shape(64.0), "'model.norm.weight' has shape"),
+    "a shape below nothing": (_shape(-64), "'model.norm.weight' has shape"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SHOWN)
+def test_what_the_files_show_is_refused_by_name_before_a_model_is_built(
+    folder: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks, named = SHOWN[what]
+    breaks(folder)
+    monkeypatch.setattr(utils, "load_model", lambda *_, **__: pytest.fail("a model was built"))
+    for ask in (lambda: adapter().facts(folder), lambda: load(folder)):
+        with pytest.raises(ModelDamaged) as refused:
+            ask()
+        assert named in refused.value.message
+        assert refused.value.exit_code == ExitCode.MODEL
+
+
+def test_what_mlx_lm_trips_over_is_not_called_an_unknown_architecture(folder: Path) -> None:
+    change(folder, rope_scaling={"type": "linear", "factor": "x"})
+    with pytest.raises(ModelError) as refused:
+        load(folder)
+    assert "does not know" not in refused.value.message
+
+
+def test_a_sound_index_and_a_byte_order_mark_change_nothing(folder: Path) -> None:
+    before = load(folder)
+    _index(*read_folder(folder).tensors)(folder)
+    config = folder / "config.json"
+    config.write_bytes(b"\xef\xbb\xbf" + config.read_bytes())
+    after = load(folder)
+    assert after.facts == before.facts
+    assert after.record.got == before.record.got
+
+
 _NAMES = (
     "config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "generation_config.json", "hf_quant_config.json", "model.safetensors.index.json",
@@ -250,7 +333,7 @@ def test_a_model_whose_caches_are_wrong_here_is_refused(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused_before_it_is_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from superfluid_adapter_mlx.engine import mx, utils
+    from superfluid_adapter_mlx.engine import mx
 
     with monkeypatch.context() as patched:
         patched.setattr(utils, "load_model", lambda *_: pytest.fail("the model was built"))
