@@ -168,7 +168,8 @@ def _bare(tmp_path: Path, *packages: str) -> Path:
 @pytest.mark.parametrize(
     ("packages", "lacking"),
     [
-        ((), "lacks jinja2, msgspec, numpy"),
+        ((), "lacks jinja2, msgspec, numpy, mlx, mlx_lm, tokenizers"),
+        (("jinja2", "markupsafe", "numpy", "numpy.libs"), "lacks msgspec, mlx, mlx_lm, tokenizers"),
         (("msgspec", "numpy", "numpy.libs", "jinja2", "markupsafe"),
          "lacks mlx and mlx_lm and tokenizers"),
     ],
@@ -179,8 +180,20 @@ def test_what_an_environment_lacks_is_named(
     made = _bare(tmp_path, *packages)
     done = run(["serve", str(folder), "--runtime", "mlx", "--mlx-venv", str(made)], home)
     assert done.code == 4
+    assert f"environment of {made}" in done.err
     assert lacking in done.err
     assert "pip install" in done.err
+    assert "mlx@" not in done.err
+
+
+def test_an_install_by_name_beside_an_environment_of_ones_own_is_refused(
+    folder: Path, home: Path
+) -> None:
+    own = interpreter("plain").parents[1]
+    words = ["--runtime", "mlx@0.32.2", "--mlx-venv", str(own), "--plan"]
+    done = run(["serve", str(folder), *words], home)
+    assert (done.code, done.out) == (2, "")
+    assert "--runtime mlx@0.32.2 names an install, --mlx-venv a runtime of your own" in done.err
 
 
 def test_no_environment_at_all_is_refused_with_the_command_that_installs_one(

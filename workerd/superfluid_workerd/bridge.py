@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import runpy
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
@@ -69,24 +71,35 @@ class BorrowedPackages(DistributionFinder):
         return [each for each in self._distributions if wanted in (None, each.name)]
 
 
-def refuse_without(needed: Sequence[str]) -> None:
-    """Leave with a refusal that names what of `needed` this environment lacks."""
-    lacking = [name for name in needed if importlib.util.find_spec(name) is None]
-    if not lacking:
+def refuse_without(packages: Mapping[str, str]) -> None:
+    """Leave with a refusal where this environment lacks what the kit needs, and name with it what
+    it lacks of what the modules `needs.py` of `packages` tell of."""
+    if not _lacking(NEEDED):
         return
+    wanted = dict(zip(NEEDED, NEEDED, strict=True))
+    for place in packages.values():
+        told = Path(place, "needs.py")
+        if told.is_file():
+            wanted |= runpy.run_path(str(told))["MODULES"]
+    lacking = _lacking(wanted)
     refusal = {
         "code": "runtime_broken",
         "message": f"the environment of {sys.executable} lacks {', '.join(lacking)}",
-        "fix": f"run {sys.executable} -m pip install {' '.join(lacking)}",
+        "fix": f"run {sys.executable} -m pip install "
+        + shlex.join(wanted[name] for name in lacking),
     }
     print(json.dumps(refusal), flush=True)
     sys.exit(_EXIT)
 
 
+def _lacking(modules: Iterable[str]) -> list[str]:
+    return [name for name in modules if importlib.util.find_spec(name) is None]
+
+
 def main() -> None:
     """Make the packages known, then become the worker."""
-    refuse_without(NEEDED)
     given = json.loads(sys.argv.pop(1))
+    refuse_without(given["packages"])
     distributions = [BorrowedDistribution(*each) for each in given["distributions"]]
     sys.meta_path.insert(0, BorrowedPackages(given["packages"], distributions))
 

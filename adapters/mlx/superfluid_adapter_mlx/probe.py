@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
 
+from superfluid_adapter_mlx.needs import MODULES
 from superfluid_adapter_mlx.recipes import TESTED
 from superfluid_compat.verdicts import Rule, State
 from superfluid_workerd.adapter import Options, Probe
-
-MODULES: Final = {
-    "mlx": "mlx[cpu]" if sys.platform == "linux" else "mlx",
-    "mlx_lm": "mlx-lm",
-    "tokenizers": "tokenizers",
-}
-"""What an environment must hold beside the kit's own dependencies, and what brings it."""
 
 
 def examine(options: Options, installed: Path | None) -> Probe:
@@ -55,7 +49,7 @@ def _where(installed: Path | None) -> str:
 
 
 def _remedy(lacking: Sequence[str]) -> str:
-    wanted = " ".join(f"'{MODULES[name]}'" for name in lacking)
+    wanted = shlex.join(MODULES[name] for name in lacking)
     return (
         f"run {sys.executable} -m pip install {wanted}, or leave --mlx-venv out and run "
         "superfluid runtime install mlx"

@@ -200,11 +200,24 @@ class Chooser:
         return option is not None and any(values.get(option) for _, values in given)
 
     async def _named(self, row: Row, name: str | None) -> Standing:
-        install = self.installs.get(row.id, name) if name else self.installs.in_use(row.id)
-        standing = await self._stand(row, install)
+        standing = await self._stand(row, self._install(row, name))
         if not standing.verdict.serves:
             raise standing.verdict.error(standing.label)
         return standing
+
+    def _install(self, row: Row, name: str | None) -> Install | None:
+        """The install `name` or the one in use; none beside a runtime of the user's own, which a
+        named one contradicts."""
+        if not self._owned(row):
+            return self.installs.get(row.id, name) if name else self.installs.in_use(row.id)
+        if name and row.info:
+            option = f"{row.id}-{row.info.own_option}"
+            raise UsageError(
+                f"--runtime {row.id}@{name} names an install, --{option} a runtime of your own",
+                fix="give one of them",
+                param=option,
+            )
+        return None
 
     async def _best(self, model: Path, ready: Sequence[Standing]) -> Choice:
         """The first whose header reading finds nothing against it and that it fits."""

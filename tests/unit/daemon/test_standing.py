@@ -23,6 +23,7 @@ from superfluid.installs.store import Installs
 from superfluid_compat.errors import (
     BadOptionValue,
     DoesNotFit,
+    ExitCode,
     ForeignOption,
     RuntimeBroken,
     RuntimeNotInstalled,
@@ -30,6 +31,7 @@ from superfluid_compat.errors import (
     SuperfluidError,
     UnknownInstall,
     UnsupportedArchitecture,
+    UsageError,
 )
 from superfluid_compat.verdicts import State
 from superfluid_workerd.link.answers import GGUF, About, AdapterInfo, Facts, Probe
@@ -222,6 +224,18 @@ async def test_a_failed_check_says_what_mends_it(
     with pytest.raises(RuntimeBroken) as caught:
         await served(house.chooser(), model)
     assert caught.value.fix == told
+
+
+async def test_an_install_by_name_contradicts_a_runtime_of_the_users_own(
+    house: House, model: Path
+) -> None:
+    house.add("a", bundled=False, own_option="depth")
+    chooser = house.chooser(sources={"a": (("flag", {"depth": "3"}),)})
+    with pytest.raises(
+        UsageError, match="--runtime a@1-cpu names an install, --a-depth"
+    ) as refused:
+        await chooser.choose(model, Wanted("a", "1-cpu"))
+    assert refused.value.exit_code == ExitCode.USAGE
 
 
 @pytest.mark.parametrize("kind", ["module", "package"])
