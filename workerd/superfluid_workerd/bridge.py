@@ -76,7 +76,7 @@ def refuse_without(packages: Mapping[str, str]) -> None:
     it lacks of what the modules `needs.py` of `packages` tell of."""
     if not _lacking(NEEDED):
         return
-    wanted = dict(zip(NEEDED, NEEDED, strict=True))
+    wanted: dict[str, str] = {name: name for name in NEEDED}
     for place in packages.values():
         told = Path(place, "needs.py")
         if told.is_file():

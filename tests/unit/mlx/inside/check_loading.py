@@ -247,7 +247,7 @@ def test_what_the_files_show_is_refused_by_name_before_a_model_is_built(
 
 
 def test_what_mlx_lm_trips_over_is_not_called_an_unknown_architecture(folder: Path) -> None:
-    change(folder, rope_scaling={"type": "linear", "factor": "x"})
+    change(folder, rms_norm_eps=[1])
     with pytest.raises(ModelError) as refused:
         load(folder)
     assert "does not know" not in refused.value.message
