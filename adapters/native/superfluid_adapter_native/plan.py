@@ -42,6 +42,8 @@ _TOKEN_BYTES: Final = 320
 _LEAST_CONTEXT: Final = 512
 _GOOD_CONTEXT: Final = 4096
 _AVAILABLE_SHARE: Final = 0.8
+RSS_VARIES_BYTES: Final = 16 * MIB
+"""By how much what an interpreter holds may differ in the next process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +156,11 @@ def make_plan(
         if plan is not None and plan.total <= budget:
             return plan
     least = frugal.streaming(contexts[-1], _LEAST_ROWS, 0).total
+    would = least + RSS_VARIES_BYTES
     raise DoesNotFit(
         f"the model needs {_mib(least)} at the least for {ask.lanes} lanes of {contexts[-1]} "
         f"tokens, the budget is {_mib(budget)}",
-        fix=f"give --memory-budget {least // MIB + 1}M, or fewer --lanes, or less --context",
+        fix=f"give --memory-budget {would // MIB}M, or fewer --lanes, or less --context",
         param="memory-budget",
     )
 

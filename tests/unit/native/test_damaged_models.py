@@ -54,7 +54,7 @@ def open_quickly(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 
 def outcome(model: Path, kernels: Path, **options: Any) -> str:
     """`served`, or the code of the error."""
-    started = time.monotonic()
+    started = time.process_time()
     try:
         with opened(model, kernels, prepare=False, memory_budget=2048 * MIB, **options) as loaded:
             runtime = loaded.runtime
@@ -65,7 +65,7 @@ def outcome(model: Path, kernels: Path, **options: Any) -> str:
         found = "served"
     except SuperfluidError as error:
         found = error.code if "\n" not in error.line() else "an error of several lines"
-    assert time.monotonic() - started < EACH_S
+    assert time.process_time() - started < EACH_S
     return found
 
 

@@ -424,7 +424,7 @@ def fuzz(folder: Path, count: int, seed: int) -> set[str]:
     seen: set[str] = set()
     for _ in range(count):
         path.write_bytes(mutated(whole, rng))
-        started = time.monotonic()
+        started = time.process_time()
         try:
             source = read_gguf(path)
             for value in source.metadata.values():
@@ -433,7 +433,7 @@ def fuzz(folder: Path, count: int, seed: int) -> set[str]:
             seen.add("read")
         except ModelError as error:
             seen.add(error.code)
-        assert time.monotonic() - started < 2
+        assert time.process_time() - started < 2
     return seen
 
 

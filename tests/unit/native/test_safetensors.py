@@ -530,13 +530,13 @@ def fuzz(folder: Path, count: int, seed: int) -> set[str]:
     for _ in range(count):
         path = rng.choice(list(sound))
         path.write_bytes(mutated(sound[path], rng, 2048))
-        started = time.monotonic()
+        started = time.process_time()
         try:
             read_safetensors(folder)
             seen.add("read")
         except ModelError as error:
             seen.add(error.code)
-        assert time.monotonic() - started < 2
+        assert time.process_time() - started < 2
         path.write_bytes(sound[path])
     return seen
 
