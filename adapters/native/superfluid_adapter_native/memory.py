@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import mmap
 import sys
@@ -22,7 +23,7 @@ from superfluid_adapter_native.formats.source import ModelSource, Tensor
 from superfluid_adapter_native.slots import Slots
 from superfluid_adapter_native.units import Unit, unit_of
 from superfluid_adapter_native.weight_files import WeightFiles
-from superfluid_compat.errors import ModelDamaged
+from superfluid_compat.errors import DoesNotFit, ModelDamaged
 
 Probe = Callable[[], int]
 """The process's resident bytes now."""
@@ -33,6 +34,8 @@ RETURN_BYTES: Final = 1 << 20
 _POPULATE_READ: Final = 22
 """Linux's MADV_POPULATE_READ (5.14), which `mmap` has no name for."""
 _LINUX: Final = sys.platform == "linux"
+_TOO_MANY: Final = (errno.EMFILE, errno.ENFILE)
+"""What says that a map, which holds a descriptor of its own, was one too many."""
 
 
 def default_probe() -> int:
@@ -302,6 +305,11 @@ class MemoryManager:
                 offset=start,
             )
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in _TOO_MANY:
+                raise DoesNotFit(
+                    f"tensor {name} cannot be mapped: too many open files, wanted one for each",
+                    fix="raise the limit of open files with ulimit -n",
+                ) from error
             raise ModelDamaged(f"tensor {name} cannot be mapped: {error}") from error
         view = np.frombuffer(region, np.uint8, tensor.bytes, lead)
         return TensorHandle(tensor, view, region)

@@ -77,9 +77,13 @@ class Dossiers:
         part = path.with_suffix(".part")
         body = msgspec.json.format(msgspec.json.encode(dossier))
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(body)
-        part.replace(path)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(body)
+            part.replace(path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
 
     def find(self, wanted: str) -> Dossier | None:
         """The dossier of an id, or the newest for `last`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,19 @@ def test_a_folder_that_takes_no_dossier_costs_the_dossier_alone(
     (tmp_path / "file").touch()
     Dossiers(tmp_path / "file").write(dossier("1"))
     assert "could not be kept" in caplog.text
+
+
+def test_a_dossier_that_finds_no_room_leaves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
+    try:
+        Dossiers(tmp_path).write(dossier("1"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "could not be kept" in caplog.text
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_name_is_held_by_one_server_at_a_time(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from superfluid_adapter_native import memory
 from superfluid_adapter_native.formats.open import open_source
 from superfluid_adapter_native.formats.source import ModelSource
 from superfluid_adapter_native.memory import DEFAULT_CACHE_BYTES, MemoryManager, default_probe
-from superfluid_compat.errors import ModelDamaged, ModelNotFound
+from superfluid_compat.errors import DoesNotFit, ModelDamaged, ModelNotFound
 from support.gguf_writer import tensor, write_gguf
 
 MIB = 1 << 20
@@ -204,6 +205,18 @@ def test_a_file_that_shrank_after_its_header_was_read_is_damaged(source: ModelSo
     with pytest.raises(ModelDamaged, match="tensor c"):
         manager.acquire("c")
     manager.close()
+
+
+def test_a_limit_of_open_files_is_no_fault_of_the_model(source: ModelSource) -> None:
+    manager = MemoryManager(source)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
+    try:
+        with pytest.raises(DoesNotFit, match="too many open files") as caught:
+            manager.acquire(next(iter(source.tensors)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "ulimit -n" in caught.value.line()
 
 
 def test_peak_rss_keeps_the_largest_the_probe_saw(source: ModelSource) -> None:
