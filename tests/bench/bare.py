@@ -51,7 +51,7 @@ class Loop(msgspec.Struct, frozen=True):
 
 def _loop(runtime: LlamaRuntime, ask: Ask) -> Loop:
     context = runtime._context
-    for sequence in range(ask.streams):
+    for sequence in range(context.sequences):
         context.remove(sequence, 0)
     start, cpu = time.perf_counter(), time.process_time()
     last = [_prompt(runtime, sequence, ask.prompt) for sequence in range(ask.streams)]
