@@ -142,7 +142,7 @@ class Loop:
         self.stats_at_end = stats = self.executor.stats()
         assert (stats.free_lanes, stats.waiting) == (self.lanes, 0)
         assert (stats.parked, stats.parked_bytes) == (0, 0)
-        self.leaked = self.bytes_at_end - STATE_BYTES * stats.stored_tokens
+        self.leaked = self.bytes_at_end - STATE_BYTES * self.executor.sequences.inside_tokens
         assert self.runtime.count == self.executor.sequences.count
         self.executor.post(Shutdown())
 

@@ -221,7 +221,9 @@ class RuntimeDescription:
     together. `truncate` is `any` when every length works and `zero` when only 0 is sure to.
     `row_invariant` says that a token's logits do not depend on what else is in the step nor on
     how its prompt was cut. `tokens` is how many tokens all sequences hold together, 0 when each
-    has room for a whole context. `retry` says that a step that raised `Fault` may be given again
+    has room for a whole context. `swap_bytes` is not 0 where a step takes longer for every token
+    that sequences beside it hold: that many bytes of them may then be kept exported, and those that
+    rest will be. `retry` says that a step that raised `Fault` may be given again
     once its sequences are truncated. `embedding` is None where `embed` raises `Unsupported`.
     `generates` False says that there is nothing but `embed`: no sequence is then asked for, and
     `sequences` and `step_tokens` may be 0.
@@ -236,6 +238,7 @@ class RuntimeDescription:
     export: bool = False
     row_invariant: bool = False
     tokens: int = 0
+    swap_bytes: int = 0
     retry: bool = False
     generates: bool = True
     embedding: Embedding | None = None

@@ -160,6 +160,7 @@ class Executor:
             parked_bytes=self.sequences.parked_bytes,
             stored=self.sequences.stored,
             stored_tokens=self.sequences.stored_tokens,
+            swapped_bytes=self.sequences.swapped_bytes,
             embeds_waiting=len(self.embeddings),
         )
 
@@ -391,6 +392,7 @@ class Executor:
         ready = len(self._running)
         self._abandoned = False
         try:
+            self.sequences.compute(sum(len(feed.tokens) for _, feed in seated))
             seated, rows = self._pass(seated)
         except Fatal:
             raise

@@ -431,8 +431,8 @@ WORKER: Final = (
         for name in SERVICE_CLASSES
     ),
     Option("prefix-cache-bytes", Kind.SIZE, "most state of ended streams that is kept for prompts "
-           "that begin alike, within what the runtime holds", 1 << 30, minimum=0, unit="bytes",
-           scope=Scope.RUNTIME),
+           "that begin alike, where the runtime has room for it or beside it", 1 << 30, minimum=0,
+           unit="bytes", scope=Scope.RUNTIME),
     Option("parked-bytes", Kind.SIZE, "most state of preempted streams that is held outside of the "
            "runtime", 64 << 20, minimum=0, unit="bytes", scope=Scope.RUNTIME),
 )  # fmt: skip

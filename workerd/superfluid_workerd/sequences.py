@@ -2,7 +2,8 @@
 
 Every call that makes, moves or frees a sequence is made here. A kept sequence is what a lane would
 otherwise have cleared: it costs nothing until something else needs its room, and then the one that
-was used least recently goes.
+was used least recently goes. Where it does cost, since every token looks at all that the runtime
+holds, it is swapped out: exported, and imported again for the prompt that begins like it.
 """
 
 from __future__ import annotations
@@ -11,21 +12,28 @@ import bisect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from superfluid_compat.errors import Capacity, DoesNotFit, Fatal, StepError, Unsupported
 from superfluid_workerd.adapter import Runtime, SequenceId
 from superfluid_workerd.prefix import BLOCK, PrefixIndex, common, extend
 from superfluid_workerd.stream import Stream
 
+_REST: Final = 256
+"""Tokens computed beside a kept sequence until it is swapped out: looking past it has cost them
+about as much by then as moving it does."""
+
 
 @dataclass(slots=True, eq=False)
 class Stored:
-    """The sequence of a stream that ended; `chain` are its tokens' hashes."""
+    """What is kept of a stream that ended; `chain` are its tokens' hashes. It has a sequence, or
+    once it is swapped out none and its `payload`. It rests `since` so many tokens were computed."""
 
-    sequence: SequenceId
+    sequence: SequenceId | None
     tokens: list[int]
     chain: list[bytes]
+    since: int
+    payload: bytes = b""
 
 
 Holder: TypeAlias = Stream | Stored
@@ -52,13 +60,18 @@ class Sequences:
         self._spare = [_set_up(runtime, lane, lanes, name) for lane in range(lanes)]
         self._lanes: dict[Stream, SequenceId] = {}
         self._stored: dict[Stored, None] = {}
+        self._inside: dict[Stored, None] = {}
         self._index: PrefixIndex[Holder] = PrefixIndex()
+        self._computed = 0
+        self._most_swapped = min(self._describe.swap_bytes, cache_bytes)
+        self.swapped_bytes = 0
+        self.stored_tokens = 0
         self.parked_bytes = 0
 
     @property
     def count(self) -> int:
         """All that the runtime should have."""
-        return len(self._lanes) + len(self._stored) + len(self._spare)
+        return len(self._lanes) + len(self._inside) + len(self._spare)
 
     @property
     def stored(self) -> int:
@@ -66,8 +79,9 @@ class Sequences:
         return len(self._stored)
 
     @property
-    def stored_tokens(self) -> int:
-        return sum(len(it.tokens) for it in self._stored)
+    def inside_tokens(self) -> int:
+        """Tokens of ended streams that the runtime holds."""
+        return sum(len(it.tokens) for it in self._inside)
 
     @property
     def followed(self) -> bool:
@@ -102,9 +116,7 @@ class Sequences:
         if keep and self._cache_bytes and len(tokens) >= BLOCK and self._is_at(sequence, stream):
             chain = stream.chain[: len(tokens) // BLOCK]
             extend(chain, tokens)
-            stored = Stored(sequence, tokens, chain)
-            self._stored[stored] = None
-            self._index.add(stored, chain)
+            self._store(Stored(sequence, tokens, chain, self._computed))
             self._trim()
         else:
             self._recycle(sequence)
@@ -127,8 +139,16 @@ class Sequences:
             stream.fed = 0
 
     def relieve(self) -> bool:
-        """Drop what of the cache was used least recently; False when it is empty."""
-        return self._evict()
+        """Take out of the runtime what of the cache was used least recently; False when it holds
+        nothing of it."""
+        return self._make_room()
+
+    def compute(self, tokens: int) -> None:
+        """Before a step of so many tokens: swap out what has rested for long enough."""
+        self._computed += tokens
+        if self._most_swapped:
+            for stored in [it for it in self._inside if self._computed - it.since >= _REST]:
+                self._swap_out(stored)
 
     def leader(self, stream: Stream) -> tuple[Stream, int] | None:
         """A running stream that prefills so much of what `stream` begins with that waiting for it
@@ -183,20 +203,34 @@ class Sequences:
         cache that loses nothing by it or cannot be copied."""
         if isinstance(holder, Stream):
             return self._copied(self._lanes[holder], length)
-        self._stored[holder] = self._stored.pop(holder)
+        self._use(holder)
+        if holder.sequence is None:
+            return self._swapped_in(holder, length)
         if length < len(holder.tokens):
             copy = self._copied(holder.sequence, length, holder)
             if copy is not None:
                 return copy
-        return self._moved(holder, length)
+        return self._moved(holder, holder.sequence, length)
 
-    def _moved(self, stored: Stored, length: int) -> SequenceId | None:
+    def _moved(self, stored: Stored, sequence: SequenceId, length: int) -> SequenceId | None:
         try:
-            self._runtime.seq_truncate(stored.sequence, length)
+            self._runtime.seq_truncate(sequence, length)
         except Unsupported:
             return None
         self._unstore(stored)
-        return stored.sequence
+        return sequence
+
+    def _swapped_in(self, stored: Stored, length: int) -> SequenceId | None:
+        """Its first `length` tokens; who takes all of them leaves nothing behind."""
+        try:
+            sequence = self._made(lambda: self._runtime.seq_import(stored.payload))
+        except Capacity:
+            return None
+        except Unsupported:
+            sequence, length = None, len(stored.tokens)
+        if length == len(stored.tokens) and stored in self._stored:
+            self._drop(stored)
+        return None if sequence is None else self._cut(sequence, length)
 
     def _copied(
         self, sequence: SequenceId, length: int, source: Stored | None = None
@@ -210,6 +244,9 @@ class Sequences:
             copy = self._made(lambda: self._runtime.seq_import(payload), source)
         except (Capacity, Unsupported):
             return None
+        return self._cut(copy, length)
+
+    def _cut(self, copy: SequenceId, length: int) -> SequenceId | None:
         try:
             self._runtime.seq_truncate(copy, length)
         except StepError as error:
@@ -221,7 +258,7 @@ class Sequences:
 
     def _fresh(self) -> SequenceId:
         if not self._spare and self.count >= self._describe.sequences:
-            self._evict()
+            self._make_room()
         if self._spare:
             return self._empty(self._spare.pop(0))
         try:
@@ -242,7 +279,7 @@ class Sequences:
                     raise Capacity(f"{self.count} sequences are in use")
                 return make()
             except Capacity:
-                if not self._evict(source):
+                if not self._make_room(source):
                     raise
 
     def _exported(self, stream: Stream) -> bytes | None:
@@ -272,21 +309,70 @@ class Sequences:
             return False
         return True
 
-    def _trim(self) -> None:
-        while self._stored and self.stored_tokens * self._token_bytes() > self._cache_bytes:
-            self._evict()
+    def _store(self, stored: Stored) -> None:
+        self._stored[stored] = self._inside[stored] = None
+        self.stored_tokens += len(stored.tokens)
+        self._index.add(stored, stored.chain)
 
-    def _evict(self, besides: Stored | None = None) -> bool:
-        stored = next((it for it in self._stored if it is not besides), None)
-        if stored is None:
-            return False
-        self._unstore(stored)
-        self._recycle(stored.sequence)
-        return True
+    def _use(self, stored: Stored) -> None:
+        """It was used last of all."""
+        stored.since = self._computed
+        for order in (self._stored, self._inside):
+            if stored in order:
+                order[stored] = order.pop(stored)
 
     def _unstore(self, stored: Stored) -> None:
+        """It is kept no longer; its sequence, if it has one, is the caller's."""
         del self._stored[stored]
+        self._inside.pop(stored, None)
+        self.stored_tokens -= len(stored.tokens)
+        self.swapped_bytes -= len(stored.payload)
         self._index.remove(stored, stored.chain)
+
+    def _drop(self, stored: Stored) -> None:
+        self._unstore(stored)
+        if stored.sequence is not None:
+            self._recycle(stored.sequence)
+
+    def _trim(self) -> None:
+        while self.swapped_bytes > self._most_swapped:
+            self._drop(next(it for it in self._stored if it not in self._inside))
+        while self._stored and self._kept_bytes() > self._cache_bytes:
+            self._drop(next(iter(self._stored)))
+
+    def _make_room(self, besides: Stored | None = None) -> bool:
+        """In the runtime, by what was used least recently; False when nothing can go."""
+        stored = next((it for it in self._inside if it is not besides), None)
+        if stored is None:
+            return False
+        if not self._swap_out(stored):
+            self._drop(stored)
+        return True
+
+    def _swap_out(self, stored: Stored) -> bool:
+        """Whether it was; not where a running stream holds most of it anyway."""
+        stored.since = self._computed
+        sequence = stored.sequence
+        if sequence is None or not self._fits_swap(stored) or self._runs(stored):
+            return False
+        try:
+            payload = self._runtime.seq_export(sequence)
+        except (Capacity, Unsupported):
+            return False
+        stored.sequence, stored.payload = None, payload
+        del self._inside[stored]
+        self.swapped_bytes += len(payload)
+        self._recycle(sequence)
+        self._trim()
+        return True
+
+    def _fits_swap(self, stored: Stored) -> bool:
+        return len(stored.tokens) * self._token_bytes() <= self._most_swapped
+
+    def _runs(self, stored: Stored) -> bool:
+        most = len(stored.chain)
+        holders = self._index.sharing(stored.chain)
+        return any(isinstance(it, Stream) and 2 * blocks >= most for blocks, it in holders)
 
     def _recycle(self, sequence: SequenceId) -> None:
         bisect.insort(self._spare, self._empty(sequence))
@@ -311,9 +397,12 @@ class Sequences:
         except StepError as error:
             raise Fatal(f"a sequence could not be replaced: {error.message}") from error
 
+    def _kept_bytes(self) -> float:
+        return self.inside_tokens * self._token_bytes() + self.swapped_bytes
+
     def _token_bytes(self) -> float:
         """What a token of state takes, by what all of them take now."""
-        held = self.stored_tokens + sum(it.fed for it in self._lanes)
+        held = self.inside_tokens + sum(it.fed for it in self._lanes)
         return self._runtime.memory().sequences / max(1, held)
 
 

@@ -130,19 +130,18 @@ class Context:
         """Let `target` hold the first `length` cells of `source`."""
         self._call.llama_memory_seq_cp(self.memory, source, target, 0, length)
 
-    def export(self, sequence: int) -> bytearray:
+    def export(self, sequence: int) -> memoryview:
         """The sequence's state."""
         size = self._call.llama_state_seq_get_size(self.pointer, sequence)
-        state = bytearray(size)
-        buffer = (ct.c_uint8 * size).from_buffer(state)
-        written = self._call.llama_state_seq_get_data(self.pointer, buffer, size, sequence)
-        del buffer
-        return state[:written]
+        state = np.empty(size, np.uint8)
+        place = state.ctypes.data
+        written = self._call.llama_state_seq_get_data(self.pointer, place, size, sequence)
+        return state.data[:written]
 
-    def restore(self, sequence: int, state: bytes | bytearray) -> bool:
+    def restore(self, sequence: int, state: memoryview) -> bool:
         """Put a state in; when it fails the sequence is empty."""
-        buffer = (ct.c_uint8 * len(state)).from_buffer_copy(state)
-        return bool(self._call.llama_state_seq_set_data(self.pointer, buffer, len(state), sequence))
+        place = np.frombuffer(state, np.uint8).ctypes.data
+        return bool(self._call.llama_state_seq_set_data(self.pointer, place, len(state), sequence))
 
     def close(self) -> None:
         """Free the context; nothing may be called afterwards."""

@@ -8,7 +8,7 @@ a window for each sequence, and a micro-batch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import psutil
@@ -58,7 +58,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Bytes by part, and the sizes that make them so. `context` is per sequence, `cells` all."""
+    """Bytes by part, and the sizes that make them so. `context` is per sequence, `cells` all.
+    `spare` is what it leaves of the budget."""
 
     parts: Mapping[str, int]
     context: int
@@ -68,6 +69,7 @@ class Plan:
     batch: int
     ubatch: int
     embeds: bool = False
+    spare: int = 0
 
     @property
     def total(self) -> int:
@@ -96,7 +98,7 @@ def make_plan(
     plans = [planner.plan(context) for context in contexts]
     for plan in plans:
         if plan.total <= budget:
-            return plan
+            return replace(plan, spare=budget - plan.total)
     least = plans[-1]
     raise DoesNotFit(
         f"the model needs {_mib(least.total)} at the least for {request.lanes} lanes of "

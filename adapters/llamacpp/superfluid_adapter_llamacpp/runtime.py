@@ -74,6 +74,7 @@ class LlamaRuntime(Runtime):
             copy=True,
             export=True,
             tokens=self._context.cells,
+            swap_bytes=plan.spare,
             devices=loaded.devices,
         )
 
@@ -168,7 +169,7 @@ class LlamaRuntime(Runtime):
             self.seq_free(sequence)
             raise
 
-    def _state_at(self, sequence: SequenceId, copy: SequenceId, length: int) -> bytearray:
+    def _state_at(self, sequence: SequenceId, copy: SequenceId, length: int) -> memoryview:
         """The state of the first `length` tokens, with the window before them. `copy` is empty
         before and after.
 
@@ -188,7 +189,7 @@ class LlamaRuntime(Runtime):
         self._context.remove(sequence, 0)
         self._lengths[sequence] = 0
 
-    def _put(self, sequence: SequenceId, state: bytes | bytearray, length: int) -> None:
+    def _put(self, sequence: SequenceId, state: memoryview, length: int) -> None:
         restored = self._context.restore(sequence, state)
         if not restored or self._context.length(sequence) != length:
             raise Unsupported("llama.cpp does not take this state")

@@ -440,7 +440,9 @@ def test_a_budget_shrinks_what_was_left_open_and_refuses_what_was_asked(
 ) -> None:
     model = write_model(tmp_path / "m.gguf", TinyModel(context=1 << 17, layers=8, kv_heads=4))
     with opened(model, shared, lanes=1, memory_budget=1 << 32) as loaded:
-        assert loaded.runtime.describe().context == 1 << 17
+        described, total = loaded.runtime.describe(), sum(loaded.plan.values())
+        assert described.context == 1 << 17
+        assert described.swap_bytes == (1 << 32) - total
         least = sum(loaded.plan.values()) - loaded.plan["kv"] // 2
     with opened(model, shared, lanes=1, memory_budget=least) as loaded:
         assert loaded.runtime.describe().context < 1 << 17

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 from unittest import mock
 
 import pytest
 from superfluid_adapter_fake.orders import Orders
 
 from superfluid_compat.errors import Capacity, Fault
-from superfluid_workerd import executor, intake
+from superfluid_workerd import executor, intake, sequences
 from superfluid_workerd.adapter import Feed, SequenceId, Tick
 from superfluid_workerd.link.frames import Class, GenerationRequest, TurnStats
 from superfluid_workerd.turns import Policy
@@ -27,6 +27,7 @@ from support.turn_loop import Loop, Stage, alone, request
 if TYPE_CHECKING:
     from superfluid_workerd.adapter import Logits
 
+T = TypeVar("T")
 CONTEXT = 256
 CLASSES: tuple[Class, ...] = ("interactive", "completion", "agent", "background")
 _LEAST_TOKENS = 32
@@ -106,6 +107,7 @@ class Drawn:
             spare=dice.choice([0, 0, 1, 4, 10]),
             tokens=dice.choice([0, 0, CONTEXT, 2 * CONTEXT]),
             tells=dice.random() < 0.5,
+            swap=dice.choice([0, 3000, 1 << 20]),
             retry=dice.random() < 0.5,
         )
         self.policy = Policy(
@@ -124,6 +126,7 @@ class Drawn:
             number: dice.choice([0.0, 0.02, 0.1]) for number in self.wanted if dice.random() < 0.15
         }
         self.clock = Clock()
+        self.rest = dice.choice([0, 16, 256])
 
     def _count(self) -> int:
         return self.dice.randint(3, 14)
@@ -146,6 +149,7 @@ class Drawn:
         with (
             mock.patch.object(executor, "time", self.clock),
             mock.patch.object(intake, "time", self.clock),
+            mock.patch.object(sequences, "_REST", self.rest),
         ):
             return self._run()
 
@@ -204,7 +208,12 @@ class Drawn:
         runtime.before, runtime.within, loop.idle = before, within, idle
         for _ in range(min(3, len(left))):
             join()
-        loop.run()
+        kept = loop.executor.sequences
+        with (
+            mock.patch.object(kept, "_swap_out", _counting(done, "swapped out", kept._swap_out)),
+            mock.patch.object(kept, "_swapped_in", _counting(done, "swapped in", kept._swapped_in)),
+        ):
+            loop.run()
 
         for number, ask in wanted.items():
             heard, expected = loop.heard[number], alone(ask, self.orders, CONTEXT)
@@ -235,11 +244,24 @@ class Drawn:
         return enough or sum(len(feed.tokens) for feed in feeds) >= least
 
 
+def _counting(done: Counter[str], what: str, call: Callable[..., T]) -> Callable[..., T]:
+    """`call`, counted where it did what it is for."""
+
+    def counted(*given: Any) -> T:
+        found = call(*given)
+        done[what] += bool(found) if isinstance(found, bool) else found is not None
+        return found
+
+    return counted
+
+
 EXPECTED = (
     "copied",
     "copied by export and import",
     "parked",
     "resumed",
+    "swapped out",
+    "swapped in",
     "truncated",
     "went back after a failed step",
     "cancelled as a step began",
@@ -258,11 +280,11 @@ def _check(seeds: range) -> None:
     for seed in seeds:
         drawn = Drawn(seed)
         stats, done = drawn.run()
-        # A runtime that copies exports nothing but what it parks.
+        # A runtime that copies exports nothing but what is parked or swapped out.
         by_export = not drawn.orders.copy
         done["copied by export and import"] = done["imported"] if by_export else 0
-        done["parked"] = 0 if by_export else done["exported"]
-        done["resumed"] = 0 if by_export else done["imported"]
+        done["parked"] = 0 if by_export else done["exported"] - done["swapped out"]
+        done["resumed"] = 0 if by_export else done["imported"] - done["swapped in"]
         # With room for all tokens no lane is taken for want of memory.
         done["preempted"] = 0 if drawn.orders.tokens else stats.preempted
         done["failed turns"], done["shared tokens"] = stats.failed_turns, stats.shared_tokens

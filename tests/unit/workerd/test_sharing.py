@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from superfluid_adapter_fake.orders import Orders
 
-from superfluid_compat.errors import Capacity, Unsupported
+from superfluid_compat.errors import Capacity, StepError, Unsupported
 from superfluid_workerd import sequences
-from superfluid_workerd.adapter import Feed, Tick
+from superfluid_workerd.adapter import Feed, SequenceId, Tick
 from superfluid_workerd.admission import MOST_PARKED
 from superfluid_workerd.link.frames import Class, GenerationRequest
 from superfluid_workerd.prefix import BLOCK
@@ -143,6 +143,115 @@ def test_a_cache_that_fills_the_runtime_never_keeps_a_stream_out() -> None:
     loop = Loop(orders, lanes=2)
     _one_after_another(loop, *(request(_prompt(seed, 120), 4) for seed in range(6)))
     assert loop.stats_at_end.failed_turns == 0
+
+
+SWAPPING = Orders(context=LONG, spare=6, swap=1 << 20)
+
+
+def _swapping(swap: int = 1 << 20, **more: Any) -> Loop:
+    return Loop(Orders(context=LONG, spare=6, swap=swap, **more))
+
+
+def test_what_rested_while_others_computed_leaves_the_runtime_and_is_found_again() -> None:
+    loop = _swapping()
+    one, long = request(_prompt(1, 100), 4), request(_prompt(2, sequences._REST), 4)
+    _one_after_another(loop, one, long, _seeded(one, 2))
+    assert [loop.heard[n].cached for n in range(3)] == [0, 0, 99]
+    assert loop.executor.sequences.inside_tokens < loop.stats_at_end.stored_tokens
+
+
+def test_what_rested_for_a_short_time_only_stays_where_it_is() -> None:
+    loop = _swapping()
+    asks = [request(_prompt(seed, 60), 4) for seed in range(3)]
+    _one_after_another(loop, *asks)
+    assert loop.executor.sequences.inside_tokens == loop.stats_at_end.stored_tokens
+
+
+def test_nothing_is_swapped_out_where_the_runtime_does_not_ask_for_it() -> None:
+    loop = Loop(COPYING)
+    asks = [request(_prompt(seed, 400), 4) for seed in range(3)]
+    _one_after_another(loop, *asks)
+    assert loop.executor.sequences.inside_tokens == loop.stats_at_end.stored_tokens
+
+
+def test_what_goes_on_from_a_swapped_state_takes_its_place() -> None:
+    """Else a conversation would be kept once for each of its turns."""
+    loop = _swapping()
+    said, asks = _prompt(1, 100), list[GenerationRequest]()
+    for seed in range(2, 6):
+        asks.append(request(said, 10))
+        said = said + alone(asks[-1], loop.orders, LONG) + _prompt(seed, 20)
+        asks.append(request(_prompt(10 + seed, sequences._REST), 1))
+    _one_after_another(loop, *asks)
+    assert [loop.heard[n].cached for n in range(2, 8, 2)] == [109, 139, 169]
+    talk = len(said) - 20 - 1
+    assert loop.stats_at_end.stored_tokens == talk + 4 * sequences._REST
+
+
+def test_a_part_of_a_swapped_state_leaves_it_for_the_next() -> None:
+    loop = _swapping()
+    head, others = _prompt(1, 100), itertools.count(20)
+    asks = list[GenerationRequest]()
+    for seed in range(5, 9):
+        asks.append(request(head + _prompt(seed, 40), 2))
+        asks.append(request(_prompt(next(others), sequences._REST), 1))
+    _one_after_another(loop, *asks)
+    assert [loop.heard[n].cached for n in range(0, 8, 2)] == [0, 100, 100, 100]
+
+
+def test_swapped_states_are_bounded_and_the_least_recently_used_goes() -> None:
+    sizes = list[int]()
+
+    class Weighed(Stage):
+        def seq_export(self, sequence: SequenceId) -> bytes:
+            payload = super().seq_export(sequence)
+            sizes.append(len(payload))
+            return payload
+
+    asks = [request(_prompt(seed, 300), 1) for seed in range(4)]
+    order = [*asks, asks[0], asks[3]]
+    _one_after_another(Loop(SWAPPING, stage=Weighed), *order)
+    room = 2 * max(sizes)
+    loop = _swapping(room)
+    _one_after_another(loop, *order)
+    assert [loop.heard[n].cached for n in (4, 5)] == [0, 299]
+    assert loop.executor.sequences.swapped_bytes <= room
+
+
+def test_a_full_runtime_swaps_what_it_would_have_dropped() -> None:
+    loop = _swapping(tokens=300)
+    asks = [request(_prompt(seed, 120), 4) for seed in range(6)]
+    _one_after_another(loop, *asks, *(_seeded(ask, 2) for ask in asks))
+    assert loop.stats_at_end.failed_turns == 0
+    assert [loop.heard[n].cached for n in range(6, 12)] == [119] * 6
+
+
+@pytest.mark.parametrize("error", [Capacity("no room"), Unsupported("damaged")])
+def test_a_swapped_state_that_does_not_come_back_is_computed_again(error: StepError) -> None:
+    class Forgetful(Stage):
+        def seq_import(self, payload: bytes) -> SequenceId:
+            raise error
+
+    loop = Loop(SWAPPING, stage=Forgetful)
+    one, long = request(_prompt(1, 100), 4), request(_prompt(2, 300), 4)
+    _one_after_another(loop, one, long, _seeded(one, 2))
+    assert loop.heard[2].cached == 0
+
+
+def test_what_a_running_stream_shares_stays_beside_it() -> None:
+    """Its cells are held anyway, and whoever comes next has them for nothing."""
+    exported = list[int]()
+
+    class Watched(Stage):
+        def seq_export(self, sequence: SequenceId) -> bytes:
+            exported.append(self.seq_length(sequence))
+            return super().seq_export(sequence)
+
+    loop = Loop(SWAPPING, stage=Watched)
+    head = _prompt(1, 200)
+    first, second = (request(head + _prompt(seed, 20), 1) for seed in (2, 3))
+    _one_after_another(loop, first, msgspec.structs.replace(second, max_tokens=600))
+    assert (loop.heard[1].cached, exported) == (200, [])
 
 
 def _together(loop: Loop, wanted: Sequence[GenerationRequest]) -> None:

@@ -50,6 +50,8 @@ class RuntimeContract:
         assert described.context >= max(case.context, 1)
         assert described.step_tokens >= 1
         assert described.vocabulary >= 1
+        assert described.swap_bytes >= 0
+        assert described.export or not described.swap_bytes
         assert loaded.runtime.describe() == described
         assert {"context", "lanes"} <= set(loaded.record.asked) & set(loaded.record.got)
         loaded.runtime.close()

@@ -285,9 +285,10 @@ class TurnStats(_Record, frozen=True):
     `window` fields are the same of the last turns alone. `queued_s` sums the waits of the
     `admitted` for a lane, `lingered_s` the waits of turns for company. `shared_tokens` came from
     the prefix cache instead of a prefill; `refed_tokens` were fed a second time, after a park or a
-    failed step. `stored` sequences of ended streams hold `stored_tokens`; `parked_bytes` is state
-    of preempted streams outside of the runtime. `embed_calls` took `embedded_inputs` of
-    `embedded_tokens`; `embeds_waiting` requests still have some to be embedded.
+    failed step. `stored` sequences of ended streams hold `stored_tokens`; `swapped_bytes` is their
+    state, and `parked_bytes` that of preempted streams, outside of the runtime. `embed_calls` took
+    `embedded_inputs` of `embedded_tokens`; `embeds_waiting` requests still have some to be
+    embedded.
     """
 
     turns: int = 0
@@ -313,6 +314,7 @@ class TurnStats(_Record, frozen=True):
     parked_bytes: int = 0
     stored: int = 0
     stored_tokens: int = 0
+    swapped_bytes: int = 0
     embed_calls: int = 0
     embedded_inputs: int = 0
     embedded_tokens: int = 0

@@ -55,7 +55,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     on the likeliest token is the end of the text. `gate` is a path: while it is missing a step
     waits, ticking. `step_s` is how long each step takes. `spare` sequences may exist beside those
     of the lanes. All together hold `tokens` tokens, 0 for no such bound; `tells` is whether that
-    is said. `retry` says that a failed step may be given again.
+    is said. `swap` bytes of exported sequences are to be held. `retry` says that a failed step may
+    be given again.
     """
 
     context: int = 256
@@ -64,6 +65,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     spare: int = 0
     tokens: int = 0
     tells: bool = True
+    swap: int = 0
     retry: bool = False
     copy: bool = True
     export: bool = True

@@ -128,6 +128,7 @@ class FakeRuntime(Runtime):
             export=self._orders.export,
             row_invariant=True,
             tokens=self._orders.tokens if self._orders.tells else 0,
+            swap_bytes=self._orders.swap,
             retry=self._orders.retry,
             generates=self._orders.generates,
             embedding=embedding if self._orders.width else None,
