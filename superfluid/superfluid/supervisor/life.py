@@ -39,8 +39,9 @@ class Limits:
     """How patient a life is. `still_s`: longest time without progress, by state.
 
     The wait after failure n is `backoff_s` · 2ⁿ⁻¹, at most `backoff_most_s`; `failures` of them
-    without a turn served in between end the life. The next load waits at most `room_s` longer for
-    the memory of the last.
+    end a life that has not served a turn yet, `failures_since` without a turn served in between one
+    that has: what worked before may be held up by something that passes. The next load waits at
+    most `room_s` longer for the memory of the last.
     """
 
     still_s: Mapping[WorkerState, float] = field(default_factory=lambda: dict(_STILL_S))
@@ -48,6 +49,7 @@ class Limits:
     backoff_s: float = 0.1
     backoff_most_s: float = 30.0
     failures: int = 5
+    failures_since: int = 10
     room_s: float = 10.0
     shutdown_s: float = 5.0
 
@@ -361,7 +363,8 @@ class Life:
             self._to(S.GONE)  # failed → gone
             return []
         self.failures += 1
-        if self._refused or self.failures >= self._limits.failures:
+        most = self._limits.failures_since if self._proven else self._limits.failures
+        if self._refused or self.failures >= most:
             self._to(S.GAVE_UP)  # failed → gave-up
             return [GiveUp(reason, self._refused)]
         self._to(S.BACKOFF)  # failed → backoff

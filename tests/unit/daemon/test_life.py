@@ -51,6 +51,7 @@ LIMITS = Limits(
     backoff_s=1.0,
     backoff_most_s=4.0,
     failures=4,
+    failures_since=7,
     shutdown_s=3.0,
 )
 UP: Sequence[Event] = (
@@ -122,6 +123,17 @@ def test_waits_double_up_to_a_bound_and_then_it_gives_up() -> None:
     assert waits == [1.0, 2.0, 4.0]
     assert life.handle(Exited("died"), now)[-1] == GiveUp("died", refused=False)
     assert life.state is S.GAVE_UP
+
+
+def test_what_has_served_is_given_longer_to_serve_again() -> None:
+    """What keeps every load from ending may be an outage of the machine that passes."""
+    life = at(S.SERVING)
+    fed(life, [Moved(served=True)])
+    for failure in range(1, LIMITS.failures_since):
+        fed(life, [Exited("died")])
+        assert (life.state, life.failures) == (S.BACKOFF, failure)
+        fed(life, [Elapsed()], 100.0)
+    assert fed(life, [Exited("died")])[-1] == GiveUp("died", refused=False)
 
 
 def test_after_giving_up_it_may_end_and_be_started_afresh() -> None:
@@ -234,7 +246,7 @@ def test_an_answering_turn_loop_lives_on() -> None:
 def test_what_has_served_may_refuse_a_load_and_be_tried_again() -> None:
     life = at(S.SERVING)
     fed(life, [Moved(served=True), Exited("died")])
-    for failure in range(2, LIMITS.failures):
+    for failure in range(2, LIMITS.failures_since):
         fed(life, [Elapsed()], 100.0 * failure)
         assert fed(life, [*UP[1:3], Refused("no room")], 100.0 * failure) == [SendLoad(), End()]
         (buried,) = fed(life, [Exited("exited with code 3", final=True)], 100.0 * failure)
@@ -455,7 +467,7 @@ class AnyLife(RuleBasedStateMachine):
 
     @invariant()
     def failures_are_bounded(self) -> None:
-        assert 0 <= self.life.failures <= LIMITS.failures
+        assert 0 <= self.life.failures <= LIMITS.failures_since
 
 
 AnyLife.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
