@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import httpx
 import numpy as np
+import openai
 import psutil
 import pytest
 
@@ -46,6 +47,11 @@ def model(tmp_path: Path) -> Path:
 
 def completed(server: Server, **fields: Any) -> httpx.Response:
     return httpx.post(f"{server.url}/v1/completions", json={**PROMPT, **fields}, timeout=60.0)
+
+
+def turns(server: Server) -> int:
+    (stats,) = httpx.get(f"{server.url}/v1/superfluid/stats").json()["models"].values()
+    return int(stats["turns"])
 
 
 def test_what_was_installed_is_ready_by_its_number(home: Path) -> None:
@@ -566,9 +572,15 @@ def test_a_model_that_overflows_is_told_of_and_its_worker_serves_on(
             answer = completed(server)
             error = answer.json()["error"]
             assert (answer.status_code, error["code"]) == (500, "not_finite")
+            assert answer.headers["x-should-retry"] == "false"
             assert "the same request to this one ends the same way" in error["message"]
         streamed = completed(server, stream=True)
         assert '"not_finite"' in streamed.text
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=170) as client:
+            (served,), before = client.models.list(), turns(server)
+            with pytest.raises(openai.InternalServerError):
+                client.completions.create(model=served.id, prompt="x", max_tokens=1)
+            assert turns(server) == before + 1, "the client asked again"
         assert worker_of(server) == worker
 
 

@@ -17,6 +17,7 @@ from superfluid_compat.errors import (
     MalformedRequest,
     MethodNotAllowed,
     NoSuchRoute,
+    NotFinite,
     Overloaded,
     RequestError,
     SuperfluidError,
@@ -43,8 +44,17 @@ def body(error: SuperfluidError) -> dict[str, Any]:
 
 
 def response(error: SuperfluidError) -> JSONResponse:
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(error, Overloaded) else None
-    return JSONResponse(body(error), status_code=error.http_status, headers=headers)
+    return JSONResponse(body(error), status_code=error.http_status, headers=_headers(error))
+
+
+def _headers(error: SuperfluidError) -> dict[str, str] | None:
+    match error:
+        case Overloaded():
+            return {"Retry-After": str(RETRY_AFTER_S)}
+        case NotFinite():  # OpenAI's and Anthropic's clients ask again after a 500 that lacks it.
+            return {"x-should-retry": "false"}
+        case _:
+            return None
 
 
 def of_validation(error: ValidationError) -> RequestError:
