@@ -1,18 +1,22 @@
 """A loaded model that serves: our sequences on llama.cpp's, and steps over several of them.
 
 A step is cut into calls of at most a micro-batch, with a tick before each, so that a cancel is
-heard without any callback from the engine.
+heard without any callback from the engine. Sequences that decode go through together or one by
+one, whichever this build is quicker at.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
 
+from superfluid_adapter_llamacpp.batching import Batching
 from superfluid_adapter_llamacpp.context import Context, Piece
 from superfluid_adapter_llamacpp.model import Model
 from superfluid_adapter_llamacpp.plan import Plan
@@ -64,6 +68,7 @@ class LlamaRuntime(Runtime):
     def __init__(self, loaded: Loaded) -> None:
         self._loaded, self._context = loaded, loaded.context
         self._lengths: dict[SequenceId, int] = {}
+        self._batching = Batching()
         plan = loaded.plan
         self._description = RuntimeDescription(
             context=plan.context,
@@ -141,12 +146,20 @@ class LlamaRuntime(Runtime):
 
     def step(self, feeds: Sequence[Feed], tick: Tick) -> Sequence[Logits | None]:
         self._check(feeds)
-        calls = list(self._calls(feeds))
         rows: list[list[Logits]] = [[] for _ in feeds]
+        decoding = all(len(feed.tokens) == 1 for feed in feeds)
+        sizes = self._batching.sizes(len(feeds)) if decoding else [len(feeds)]
+        left = iter(enumerate(feeds))
+        calls = [call for size in sizes for call in self._calls(islice(left, size))]
+        seconds = list[float]()
         for number, pieces in enumerate(calls, 1):
             tick()
+            began = time.perf_counter()
             self._decode(pieces, first=number == 1)
             self._collect(pieces, rows, last=number == len(calls))
+            seconds.append(time.perf_counter() - began)
+        if decoding:
+            self._batching.took(sizes, seconds)
         return [_joined(found) for found in rows]
 
     def memory(self) -> MemoryUse:
@@ -245,13 +258,13 @@ class LlamaRuntime(Runtime):
                 f"{self._context.vocabulary - 1}"
             )
 
-    def _calls(self, feeds: Sequence[Feed]) -> Iterator[list[Piece]]:
-        """The feeds cut into calls, in order: a micro-batch of tokens and the rows there is room
-        for at the most."""
+    def _calls(self, feeds: Iterable[tuple[int, Feed]]) -> Iterator[list[Piece]]:
+        """The feeds, each with its place in the step, cut into calls, in order: a micro-batch of
+        tokens and the rows there is room for at the most."""
         ubatch, outputs = self._context.ubatch, self._loaded.plan.outputs
         pieces: list[Piece] = []
         room, rows = ubatch, outputs
-        for index, feed in enumerate(feeds):
+        for index, feed in feeds:
             at, count = 0, len(feed.tokens)
             silent = count - _wanted(feed)
             while at < count:
