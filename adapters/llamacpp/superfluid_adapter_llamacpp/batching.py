@@ -13,8 +13,11 @@ from functools import partial
 from typing import Final
 
 _SAMPLES: Final = 4
-_LONGEST: Final = 256
-"""Steps between two looks at the way that is not taken."""
+_EVERY: Final = 1024
+"""Steps between two looks at the way that is not taken, once it is known."""
+
+_FIRST: Final = frozenset((1, 4, 16, 64, 256))
+"""Steps after which it is looked at before that."""
 
 _GAIN: Final = 0.9
 """One by one must take less than this of together to be chosen."""
@@ -33,11 +36,11 @@ class Batching:
     def sizes(self, count: int) -> list[int]:
         """Sequences in each call, in order, of a step in which `count` of them decode.
 
-        After 1, 2, 4 steps and so on the other way is looked at: of one by one by a single call, so
-        that it costs little however many they are."""
+        Now and then the other way is looked at: of one by one by a single call, so that it costs
+        little however many they are."""
         step, apart = self._steps[count], self._is_faster_apart(count)
         self._steps[count] += 1
-        if count > 1 and _looks(step):
+        if count > 1 and (step in _FIRST or (step and step % _EVERY == 0)):
             return [count] if apart else [1, count - 1]
         return [1] * count if apart else [count]
 
@@ -53,10 +56,6 @@ class Batching:
     def _is_faster_apart(self, count: int) -> bool:
         apart, together = self._apart_s[count], self._together_s[count]
         return bool(apart and together) and min(apart) < _GAIN * min(together)
-
-
-def _looks(step: int) -> bool:
-    return step > 0 and (step % _LONGEST == 0 or (step < _LONGEST and step & (step - 1) == 0))
 
 
 __all__ = ["Batching"]

@@ -17,7 +17,7 @@ from support.llama_models import write_hybrid, write_recurrent
 from support.llama_runtime import opened
 from support.tiny_models import TinyModel, write_model
 
-STEPS = 1024
+STEPS = 2048
 Cost = Callable[[int, int], float]
 """Seconds of a call of so many sequences at a step."""
 
