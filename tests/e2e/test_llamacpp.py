@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -180,6 +181,38 @@ def test_a_lone_library_is_installed_as_it_is(model: Path, tmp_path: Path) -> No
     words = [str(model), "--threads", "1", "--runtime", "llamacpp", "--untested"]
     with serving(words, home) as server:
         assert completed(server).status_code == 200
+
+
+def in_build(folder: Path) -> Path:
+    """A checkout with its build, as CMake lays it."""
+    (folder / "build" / "bin").mkdir(parents=True)
+    shutil.copy(library(INSTALLED), folder / "build" / "bin" / "libllama.so")
+    return folder
+
+
+def zipped(path: Path, member: str) -> Path:
+    with zipfile.ZipFile(path, "w") as made:
+        made.write(library(INSTALLED), member)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["checkout", "archive", "wheel"])
+def test_a_library_that_lies_deep_is_found(kind: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    match kind:
+        case "checkout":
+            given = in_build(tmp_path / "llama.cpp")
+            rows = json.loads(
+                run(["runtimes", "--json"], home, SUPERFLUID_LLAMA_LIB=str(given)).out
+            )
+            states = {row["id"]: row["state"] for row in rows["runtimes"]}
+            assert states["llamacpp"] == "ready"
+        case "archive":
+            given = zipped(tmp_path / "llama-b9.zip", "llama-b9/build/bin/libllama.so")
+        case _:
+            given = zipped(tmp_path / "llama_cpp-1-py3-none-any.whl", "llama_cpp/lib/libllama.so")
+    done = run(["runtime", "install", "llamacpp", "--from", str(given), "--untested"], home)
+    assert (done.code, done.out) == (0, f"llamacpp {INSTALLED}-local installed\n"), done.err
 
 
 def test_many_prompts_that_branch_in_a_window_cost_one_worker_nothing(

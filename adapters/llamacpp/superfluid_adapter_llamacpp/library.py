@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from superfluid_adapter_llamacpp.elf import NotElf, read_elf
+from superfluid_adapter_llamacpp.search import NotFound, library_in
 from superfluid_adapter_llamacpp.symbols import BACKEND, OPTIONAL, REQUIRED, LogCallback, Signature
 from superfluid_workerd.adapter import Device
 
 _ERROR: Final = 4
 _CONTINUED: Final = 5
 _KEPT_LINES: Final = 8
-_NAMES: Final = ("libllama.so", "libllama.dylib", "libllama*.so*", "libllama*.dylib",
-                 "xllamacpp*.so", "llama*.so")  # fmt: skip
 _KINDS: Final = {0: "cpu", 1: "gpu", 2: "gpu", 3: "accelerator"}
 
 
@@ -121,17 +120,20 @@ class _Functions:
 
 
 def find(named: Path) -> Path:
-    """The library that `named` means: a file itself, or the one in a folder.
+    """The library that `named` means: a file itself, or the one in a folder or below it.
 
-    Raises `NotLoadable` when there is none.
+    Raises `NotLoadable` when there is none, or several that differ.
     """
-    if not named.is_dir():
+    try:
+        holds = named.is_dir()
+    except OSError as error:
+        raise NotLoadable(error.strerror or str(error)) from error
+    if not holds:
         return _regular(named.absolute())
-    for folder in (named, named / "lib", named / "bin", *sorted(named.glob("*/"))):
-        for pattern in _NAMES:
-            for found in sorted(folder.glob(pattern)):
-                return _regular(found.absolute())
-    raise NotLoadable("a folder in which no libllama lies")
+    try:
+        return _regular(library_in(named.absolute()))
+    except NotFound as error:
+        raise NotLoadable(str(error)) from error
 
 
 def _regular(path: Path) -> Path:

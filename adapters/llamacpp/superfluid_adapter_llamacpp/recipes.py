@@ -156,13 +156,15 @@ def plan(build: str, backend: str) -> InstallPlan:
 def finish(chosen: InstallPlan, staged: Path) -> None:
     """Lay libraries that came in folders of their own beside libllama, and note the backend.
 
-    Raises `RuntimeBroken` when no library was staged.
+    Raises `RuntimeBroken` when no library was staged, or several that differ.
     """
-    from superfluid_adapter_llamacpp.library import NotLoadable, find
+    from superfluid_adapter_llamacpp.search import NotFound, SeveralFound, library_in
 
     try:
-        home = find(staged).parent
-    except NotLoadable as error:
+        home = library_in(staged).parent
+    except SeveralFound as error:
+        raise RuntimeBroken(f"{staged}: {error}", fix="give the folder of one of them") from error
+    except NotFound as error:
         raise RuntimeBroken(f"{staged}: {error}", fix="give a build that holds libllama") from error
     for path in _strays(staged, home):
         shutil.move(path, home / path.name)
