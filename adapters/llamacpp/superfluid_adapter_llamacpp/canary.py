@@ -1,17 +1,20 @@
 """The last proof of a layout: a tiny model opened with odd values, read back through getters.
 
-    python -m superfluid_adapter_llamacpp.canary LIB NUMBER MODEL
+    python -m superfluid_adapter_llamacpp.canary LIB NUMBER
 
-prints one line of JSON. A wrong layout ends this process by a signal or shows in a value.
+prints one line of JSON. A wrong layout ends this process by a signal or shows in a value. The model
+is a file without a name, so that nothing is left of it however this process ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import msgspec
 
@@ -21,7 +24,7 @@ from superfluid_adapter_llamacpp.contracts import Contract, contracts
 from superfluid_adapter_llamacpp.library import Library, load
 from superfluid_adapter_llamacpp.params import address, patched
 from superfluid_adapter_llamacpp.symbols import AbortCallback, ProgressCallback
-from superfluid_adapter_llamacpp.tiny import LAYERS, WIDTH
+from superfluid_adapter_llamacpp.tiny import LAYERS, WIDTH, tiny_model
 
 _CONTEXT: Final = {
     "n_ctx": 768,
@@ -81,12 +84,12 @@ class _Canary:
         self._progress = ProgressCallback(self._progressed)
         self._abort = AbortCallback(self._aborts)
 
-    def sing(self, model: Path) -> None:
+    def sing(self, model: str) -> None:
         """Raises `_Wrong`."""
         for _ in self._steps(model):
             pass
 
-    def _steps(self, model: Path) -> Iterator[None]:
+    def _steps(self, model: str) -> Iterator[None]:
         call = self._call
         params = patched(call.llama_model_default_params, self._contract.model, {
             "n_gpu_layers": 0,
@@ -137,20 +140,39 @@ class _Canary:
         return self._aborting
 
 
-def _answer(library: Path, number: int, model: Path, answers: int) -> None:
+def _answer(library: Path, number: int, answers: int) -> None:
     loaded = load(library)
-    try:
-        _Canary(loaded, contracts()[number]).sing(model)
-        sung = Sung()
-    except _Wrong as error:
-        said = loaded.log.reason("").replace(str(model), "the model")
-        sung = Sung(f"{error} ({said})" if said else str(error))
+    with _nameless(tiny_model()) as model:
+        try:
+            _Canary(loaded, contracts()[number]).sing(model)
+            sung = Sung()
+        except _Wrong as error:
+            said = loaded.log.reason("").replace(model, "the model")
+            sung = Sung(f"{error} ({said})" if said else str(error))
     os.write(answers, msgspec.json.encode(sung) + b"\n")
 
 
+@contextlib.contextmanager
+def _nameless(content: bytes) -> Iterator[str]:
+    """A path to `content` that only this process has: in memory where the system can, else in a
+    file that is unlinked before it is written."""
+    with _open() as file:
+        file.write(content)
+        file.flush()
+        # Some systems open a descriptor's path as a copy of it, which shares its position.
+        file.seek(0)
+        yield f"/dev/fd/{file.fileno()}"
+
+
+def _open() -> IO[bytes]:
+    if sys.platform == "linux":
+        return open(os.memfd_create("canary.gguf"), "w+b")
+    return tempfile.TemporaryFile()
+
+
 def main() -> None:
-    library, number, model = sys.argv[1:]
-    contain(lambda answers: _answer(Path(library), int(number), Path(model), answers))
+    library, number = sys.argv[1:]
+    contain(lambda answers: _answer(Path(library), int(number), answers))
 
 
 if __name__ == "__main__":

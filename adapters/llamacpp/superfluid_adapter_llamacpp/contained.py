@@ -19,7 +19,9 @@ import psutil
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _GRACE_S: Final = 2.0
+_ASKER: Final = "SUPERFLUID_LLAMA_ASKER"
 _MOST_BYTES: Final = 1 << 22
+_STOPS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ def ask(words: Sequence[str], limit_s: float) -> Ended:
     """Run a module of ours that `contain`s itself, within `limit_s`."""
     # Isolated, so that neither the current folder nor a variable lends it a module.
     command = [sys.executable, "-I", "-m", *words]
-    environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
+    environment = {**os.environ, "GGML_NO_BACKTRACE": "1", _ASKER: str(os.getpid())}
     # Files, since whoever inherits a pipe keeps it open.
     with tempfile.TemporaryFile() as answers, tempfile.TemporaryFile() as said:
         child = subprocess.Popen(
@@ -79,7 +81,8 @@ def contain(work: Callable[[int], object]) -> NoReturn:
     _adopt()
     child = os.fork()
     if child == 0:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for one in _STOPS:
+            signal.signal(one, signal.SIG_DFL)
         code = 1
         try:
             work(answers)
@@ -88,7 +91,6 @@ def contain(work: Callable[[int], object]) -> NoReturn:
             traceback.print_exc()
         # The library's own exit handlers must not decide how this process ends.
         os._exit(code)
-    signal.signal(signal.SIGTERM, _stopped)
     _, status = os.waitpid(child, 0)
     _end_all()
     code = os.waitstatus_to_exitcode(status)
@@ -105,12 +107,16 @@ def _stopped(*_: object) -> NoReturn:
 
 
 def _adopt() -> None:
-    """Become the parent of every orphan below, and be told when the own parent goes."""
-    signal.signal(signal.SIGTERM, _stopped)
+    """Become the parent of every orphan below, and end when who asked does."""
+    for one in _STOPS:
+        signal.signal(one, _stopped)
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    # Who ended before that is no longer the parent, and no signal comes.
+    if os.environ.get(_ASKER, str(os.getppid())) != str(os.getppid()):
+        _stopped()
 
 
 def _end_all() -> None:

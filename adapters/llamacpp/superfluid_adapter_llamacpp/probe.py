@@ -12,6 +12,7 @@ import functools
 import hashlib
 import os
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -24,12 +25,13 @@ from superfluid_adapter_llamacpp.contracts import known
 from superfluid_adapter_llamacpp.evidence import Evidence, digest
 from superfluid_adapter_llamacpp.judge import Judgement, Reason, judge
 from superfluid_adapter_llamacpp.library import NotLoadable, companions, find
-from superfluid_adapter_llamacpp.tiny import write_tiny
 from superfluid_compat.errors import RuntimeBroken
 from superfluid_workerd.link.answers import Device
 
 LIMIT_S: Final = 10.0
 _SHOWN_WORDS: Final = 300
+_PARTIAL: Final = ".probe-"
+_PARTIAL_S: Final = 60.0
 _EVIDENCE: Final = "superfluid_adapter_llamacpp.evidence"
 _CANARY: Final = "superfluid_adapter_llamacpp.canary"
 _AGAIN: Final = "serve it again: it is then judged anew"
@@ -161,9 +163,7 @@ def _died(found: Evidence, ended: Ended) -> Judgement:
 
 def _sing(path: Path, judgement: Judgement, limit_s: float) -> Judgement:
     """The canary's word on a contract that the evidence fits."""
-    with tempfile.TemporaryDirectory(prefix="canary-") as folder:
-        model = write_tiny(Path(folder) / "canary.gguf")
-        ended = ask([_CANARY, str(path), str(judgement.contract), str(model)], limit_s)
+    ended = ask([_CANARY, str(path), str(judgement.contract)], limit_s)
     wrong = f"it {ended.how}" if ended.how else _sung(ended)
     if not wrong:
         return judgement
@@ -195,12 +195,12 @@ def _identity(paths: Iterable[str]) -> list[tuple[str, int, int]]:
 
 def _changed(kept: _Kept) -> str | None:
     """What of the files that were judged is not as it was, in words that `since` goes on from."""
-    for name, size, time in kept.identity:
+    for name, size, modified in kept.identity:
         try:
             found = Path(name).stat()
         except OSError as error:
             return f"{name} is out of reach ({error.strerror})"
-        if (found.st_size, found.st_mtime_ns) != (size, time):
+        if (found.st_size, found.st_mtime_ns) != (size, modified):
             return f"{name} has changed"
     real = Path(kept.finding.path).resolve()
     try:
@@ -241,6 +241,14 @@ def _keep(cache: Path | None, named: Path, finding: Finding) -> None:
     with contextlib.suppress(OSError):
         real = str(Path(finding.path).resolve())
         kept = _Kept(_identity([real, *finding.files]), finding.digest, _code(), finding)
-        with tempfile.NamedTemporaryFile(dir=cache, prefix=".probe-", delete=False) as file:
+        _sweep(cache)
+        with tempfile.NamedTemporaryFile(dir=cache, prefix=_PARTIAL, delete=False) as file:
             file.write(msgspec.json.encode(kept))
         Path(file.name).replace(record(named, cache))
+
+
+def _sweep(cache: Path) -> None:
+    """Remove what processes left that were killed while they wrote."""
+    for one in cache.glob(f"{_PARTIAL}*"):
+        if time.time() - one.stat().st_mtime > _PARTIAL_S:
+            one.unlink(missing_ok=True)

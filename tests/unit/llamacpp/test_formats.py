@@ -13,7 +13,7 @@ from superfluid_adapter_llamacpp.contracts import contracts
 from superfluid_adapter_llamacpp.elf import NotElf, here, read_elf
 from superfluid_adapter_llamacpp.facts import facts_of
 from superfluid_adapter_llamacpp.gguf import read_header
-from superfluid_adapter_llamacpp.tiny import write_tiny
+from superfluid_adapter_llamacpp.tiny import tiny_model
 from superfluid_compat.errors import ModelDamaged, ModelError, ModelNotFound, UnsupportedType
 from support.gguf_writer import write_split
 from support.llama_standin import build
@@ -38,7 +38,9 @@ def edited(data: bytes, edits: list[tuple[int, bytes]]) -> bytes:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Path:
-    return write_tiny(folder / "tiny.gguf")
+    path = folder / "tiny.gguf"
+    path.write_bytes(tiny_model())
+    return path
 
 
 @settings(deadline=None, max_examples=300)
