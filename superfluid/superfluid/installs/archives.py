@@ -69,8 +69,18 @@ def _members(archive: Path) -> Iterator[Iterator[_Member]]:
         with zipfile.ZipFile(archive) as opened:
             yield (_from_zip(opened, info) for info in opened.infolist())
     else:
-        with tarfile.open(archive, "r:*") as tar:
+        with _tar(archive) as tar:
             yield (_from_tar(tar, info) for info in tar)
+
+
+def _tar(archive: Path) -> tarfile.TarFile:
+    try:
+        return tarfile.open(archive, "r:*")
+    except _DAMAGED as error:
+        raise BadArchive(
+            f"{archive.name} does not open as a tar or zip archive",
+            fix="give a whole archive or wheel, a library's file, or a folder",
+        ) from error
 
 
 def _from_tar(tar: tarfile.TarFile, info: tarfile.TarInfo) -> _Member:

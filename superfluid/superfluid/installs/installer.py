@@ -26,6 +26,7 @@ from superfluid.index import download
 from superfluid.installs.archives import unpack
 from superfluid.installs.environment import make_environment, pinned
 from superfluid.installs.fetch import fetch
+from superfluid.installs.folders import copy_folder
 from superfluid.installs.order import (
     Order,
     check_source,
@@ -395,27 +396,6 @@ def _is_library(path: Path) -> bool:
     """Whether `path` begins as a shared library does: ELF, or Mach-O of one machine or several."""
     with path.open("rb") as file:
         return file.read(4) in (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
-
-
-def copy_folder(source: Path, target: Path) -> None:
-    """Copy a folder with links as links; one that leads out is refused.
-
-    Raises `BadArchive`, `OSError`.
-    """
-    root = source.resolve()
-    for path in sorted(source.rglob("*")):
-        to = target / path.relative_to(source)
-        if path.is_symlink():
-            if path.readlink().is_absolute() or not path.resolve().is_relative_to(root):
-                raise BadArchive(f"{path} is a link that leads out of {source}")
-            to.symlink_to(path.readlink())
-        elif path.is_dir():
-            to.mkdir()
-        elif path.is_file():
-            shutil.copyfile(path, to)
-            to.chmod(path.stat().st_mode & 0o700)
-        else:
-            raise BadArchive(f"{path} is neither file, folder nor link")
 
 
 @contextlib.contextmanager
