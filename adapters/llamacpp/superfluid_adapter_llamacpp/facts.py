@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from superfluid_adapter_llamacpp.gguf import FLOAT32, INTEGERS, STRING, Header, tensor_types
@@ -26,6 +27,18 @@ _OTHERS: Final = {
 _EACH_LAYER: Final = ("attention.head_count", "attention.head_count_kv", "feed_forward_length",
                       "attention.sliding_window_pattern")  # fmt: skip
 """Keys that hold one value, or one for each layer."""
+
+_LEAST: Final[Mapping[str, float]] = {
+    "attention.layer_norm_epsilon": 0.0,
+    "attention.layer_norm_rms_epsilon": 0.0,
+    "attention.group_norm_epsilon": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "rope.freq_base": math.ulp(0.0),
+    "rope.freq_base_swa": math.ulp(0.0),
+    "rope.scale_linear": 0.0,
+    "rope.scaling.factor": 0.0,
+}
+"""Numbers that llama.cpp aborts on, or answers nonsense by, where they are less than this."""
 
 _TOKENS: Final = "tokenizer.ggml.tokens"
 _MERGES: Final = "tokenizer.ggml.merges"
@@ -71,9 +84,31 @@ def check(header: Header) -> None:
         raise ModelDamaged(f"{header.path}: {name}.embedding_length is missing or 0")
     for key in _EACH_LAYER:
         _check_array(header, f"{name}.{key}", "integers", layers, f"{name}.block_count")
+    _check_floats(header)
     check_vocabulary(header)
     if embeds(header):
         pooling(header)
+
+
+def _check_floats(header: Header) -> None:
+    """Refuse numbers that compute nothing: llama.cpp loads them and dies of the first token."""
+    for key, value in _own_floats(header):
+        least = _LEAST.get(key, -math.inf)
+        if not (math.isfinite(value) and value >= least):
+            wanted = {0.0: " that is not negative", -math.inf: ""}.get(least, " above 0")
+            raise ModelDamaged(
+                f"{header.path}: {header.architecture}.{key} is {value:g}, a finite number"
+                f"{wanted} was wanted"
+            )
+
+
+def _own_floats(header: Header) -> Iterator[tuple[str, float]]:
+    """The architecture's own keys that hold a float, or some, and each of these."""
+    prefix = f"{header.architecture}."
+    for key, value in header.metadata.items():
+        if key.startswith(prefix):
+            values = value if isinstance(value, list) else [value]
+            yield from ((key.removeprefix(prefix), it) for it in values if isinstance(it, float))
 
 
 def check_vocabulary(header: Header) -> None:

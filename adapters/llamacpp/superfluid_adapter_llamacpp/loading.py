@@ -20,10 +20,11 @@ from superfluid_adapter_llamacpp.facts import (
     pooling,
 )
 from superfluid_adapter_llamacpp.gguf import Header, read_header
+from superfluid_adapter_llamacpp.heads import head_widths
 from superfluid_adapter_llamacpp.library import Library, NotLoadable
 from superfluid_adapter_llamacpp.library import load as load_library
 from superfluid_adapter_llamacpp.model import Model
-from superfluid_adapter_llamacpp.plan import Plan, Shape, head_widths, make_plan
+from superfluid_adapter_llamacpp.plan import Plan, Shape, make_plan
 from superfluid_adapter_llamacpp.probe import Finding
 from superfluid_adapter_llamacpp.runtime import Kind, LlamaRuntime, Loaded
 from superfluid_adapter_llamacpp.settings import (

@@ -7,16 +7,18 @@ a window for each sequence, and a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
-from superfluid_adapter_llamacpp.facts import check, embeds, turns_positions, vocabulary
+from superfluid_adapter_llamacpp.facts import check, embeds, vocabulary
 from superfluid_adapter_llamacpp.gguf import Header
+from superfluid_adapter_llamacpp.heads import head_widths, per_layer
 from superfluid_adapter_llamacpp.settings import CACHE_TYPES, Settings, check_head
-from superfluid_compat.errors import DoesNotFit, ModelDamaged
+from superfluid_adapter_llamacpp.stretch import check_context
+from superfluid_compat.errors import DoesNotFit
 from superfluid_workerd.adapter import OpenRequest
 
 MIB: Final = 1 << 20
@@ -28,7 +30,6 @@ SPARE_CELLS: Final = 256
 OUTPUT_BYTES: Final = 32 * MIB
 """Room for the logits of one call, or one row per sequence where that is more."""
 
-_MOST_HEADS: Final = 1 << 31
 _TOKEN_BYTES: Final = 256
 _SCRATCH_BYTES: Final = 32 * MIB
 _LEAST_CONTEXT: Final = 512
@@ -85,14 +86,8 @@ def make_plan(
     Raises `DoesNotFit`, `BadOptionValue`."""
     check(header)
     check_head(settings, *head_widths(header))
-    trained = header.number("context_length")
-    asked = request.context
-    if asked > trained > 0 and not (settings.stretches and turns_positions(header)):
-        raise DoesNotFit(
-            f"a context of {asked} tokens was asked for, the model was trained for {trained}",
-            fix=f"give --context {trained} or less, or stretch it with --llamacpp-rope-scaling",
-            param="context",
-        )
+    trained, asked = header.number("context_length"), request.context
+    check_context(header, settings, asked)
     planner = _Planner(header, settings, request, shape or Shape.of(header))
     budget, contexts = _budget(request), [asked] if asked else _halves(trained or _GOOD_CONTEXT)
     plans = [planner.plan(context) for context in contexts]
@@ -176,7 +171,7 @@ class _Planner:
     def _cell_bytes(self) -> list[float]:
         """Bytes of one cell in each layer."""
         header, settings = self.header, self.settings
-        heads = _per_layer(header, "attention.head_count_kv", "attention.head_count")
+        heads = per_layer(header, "attention.head_count_kv", "attention.head_count")
         keys, values = head_widths(header)
         key, value = (CACHE_TYPES[settings.text(f"cache-type-{one}") or "f16"][1] for one in "kv")
         return [count * (keys * key + values * value) for count in heads]
@@ -202,31 +197,8 @@ class _Planner:
         """What a micro-batch computes in; a token attends to `reach` cells at the most."""
         number = self.header.number
         width = number("embedding_length")
-        hidden = max(_per_layer(self.header, "feed_forward_length"), default=0)
-        heads = max(_per_layer(self.header, "attention.head_count"), default=0)
+        hidden = max(per_layer(self.header, "feed_forward_length"), default=0)
+        heads = max(per_layer(self.header, "attention.head_count"), default=0)
         plain = self.settings.text("flash-attn") == "off"
         attention = 6 * reach + (4 * heads * reach if plain else 0)
         return ubatch * (4 * (8 * width + 3 * hidden) + attention)
-
-
-def head_widths(header: Header) -> tuple[int, int]:
-    """Values of a head's key and of its value."""
-    width = header.number("embedding_length")
-    each = width // max(1, *_per_layer(header, "attention.head_count"))
-    number = header.number
-    return number("attention.key_length", each), number("attention.value_length", each)
-
-
-def _per_layer(header: Header, key: str, otherwise: str = "") -> Sequence[int]:
-    """A number that may be given once or for every layer."""
-    value: Any = header.own(key, header.own(otherwise, 0) if otherwise else 0)
-    layers = header.number("block_count")
-    if _is_count(value):
-        return [value] * layers
-    if isinstance(value, list) and value and all(map(_is_count, value)):
-        return value
-    raise ModelDamaged(f"{header.path}: {key} is neither a number nor one for each layer")
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_HEADS

@@ -168,20 +168,9 @@ class Settings:
         text = self.text("tensor-split")
         return tuple(float(part) for part in text.split(",")) if text else ()
 
-    @property
-    def stretches(self) -> bool:
-        """Whether positions past the trained ones were made meaningful."""
-        if self._real("rope-freq-base") > 0:
-            return True
-        if self.text("rope-scaling") == "none":
-            return False
-        shrunk = 0 < self._real("rope-freq-scale") < 1
-        return self.text("rope-scaling") is not None or shrunk or self._real("rope-scale") > 1
-
-    def _real(self, name: str) -> float:
-        """A number, 0 where none was given."""
-        value = self.values[name]
-        return float(value) if isinstance(value, (int, float)) else 0.0
+    def real(self, name: str, default: float = 0.0) -> float:
+        """A number, `default` where none was given."""
+        return float(Values(self.values).number(name, default))
 
     def positions(self) -> tuple[tuple[str, Value], ...]:
         """The options given that change what a key means."""
@@ -361,6 +350,9 @@ def check_devices(settings: Settings, gpus: int) -> None:
     if not gpus and layers not in ("auto", 0):
         _refuse("n-gpu-layers", f"{layers} was asked for, {found}",
                 "leave --llamacpp-n-gpu-layers out, or install a build for your GPU")  # fmt: skip
+    if not gpus and settings.text("split-mode") == "tensor":
+        _refuse("split-mode", f"tensor was asked for, {found}",
+                "leave --llamacpp-split-mode out, or install a build for your GPU")  # fmt: skip
     main = Values(settings.values).integer("main-gpu", None)
     if main is not None and main >= gpus:
         _refuse("main-gpu", f"{main} was asked for, {found}",

@@ -1,5 +1,4 @@
-"""What the llama.cpp runtime keeps to itself: bounds that llama.cpp dies of or answers wrong at, and
-what is left when a call fails."""
+"""Bounds that llama.cpp dies of or answers wrong past, and what is left when a call fails."""
 
 from __future__ import annotations
 
@@ -210,9 +209,9 @@ def test_no_call_gives_more_rows_than_there_is_room_for(
     calls = list[list[Piece]]()
     for runtime in opened_by(path, shared, context=256, lanes=1, ubatch_size=UBATCH):
         vocabulary = runtime.describe().vocabulary
-        (wanted,) = runtime.step([Feed(runtime.seq_create(), drawn(80), 0, "all")], ignore)
-        assert wanted is not None
-        wanted = wanted.copy()
+        (rows,) = runtime.step([Feed(runtime.seq_create(), drawn(80), 0, "all")], ignore)
+        assert rows is not None
+        wanted = rows.copy()
     monkeypatch.setattr(plan, "OUTPUT_BYTES", ROWS * 4 * vocabulary + 3)
     members = dict[str, float]()
     start, decode = Context.__init__, Context.decode

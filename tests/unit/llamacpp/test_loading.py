@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from superfluid_adapter_llamacpp import adapter, loading
+from superfluid_adapter_llamacpp import adapter, loading, where
 from superfluid_adapter_llamacpp.context import Context
 from superfluid_adapter_llamacpp.model import Model
 from superfluid_adapter_llamacpp.probe import Finding
@@ -41,10 +41,9 @@ def test_a_state_of_another_library_is_refused(
     with opened(model, shared, context=128) as loaded:
         state = exported(loaded.runtime)
         assert loaded.runtime.seq_length(loaded.runtime.seq_import(state)) == 12
-    require = loading.require
 
     def another(*given: Any) -> Finding:
-        return msgspec.structs.replace(require(*given), digest="0" * 64)
+        return msgspec.structs.replace(where.require(*given), digest="0" * 64)
 
     monkeypatch.setattr(loading, "require", another)
     with (
@@ -104,7 +103,7 @@ def test_an_engine_that_gives_less_than_was_planned_does_not_serve(
 
     monkeypatch.setattr(loading, "Context", Stingy)
     with (
-        pytest.raises(DoesNotFit, match="were asked for, llama.cpp gave"),
+        pytest.raises(DoesNotFit, match=r"were asked for, llama\.cpp gave"),
         opened(model, shared, context=256, lanes=4),
     ):
         pass

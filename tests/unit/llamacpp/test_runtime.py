@@ -4,6 +4,7 @@ or wait without end."""
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -486,6 +487,7 @@ def test_a_block_type_that_does_not_fit_the_heads_is_refused(tmp_path: Path, sha
         ("n_gpu_layers", "all", "finds 0 GPUs"),
         ("main_gpu", 0, "finds 0 GPUs"),
         ("tensor_split", "1,1", "finds 0 GPUs"),
+        ("split_mode", "tensor", "finds 0 GPUs"),
     ],
 )
 def test_gpus_that_are_not_here_are_refused(
@@ -605,6 +607,36 @@ def test_an_array_that_contradicts_the_rest_is_refused_before_the_engine_sees_it
     if key.startswith("tokenizer"):
         with pytest.raises(ModelDamaged, match=words):
             LlamaCppAdapter().tokenizer(path, {})
+
+
+NO_NUMBERS: list[tuple[str, object]] = [
+    *(("attention.layer_norm_rms_epsilon", it) for it in (math.nan, math.inf, -math.inf, -1e-5)),
+    ("attention.layer_norm_epsilon", -1e-5),
+    ("attention.group_norm_epsilon", math.nan),
+    *(("rope.freq_base", it) for it in (math.nan, math.inf, -1e4, 0.0)),
+    ("rope.freq_base_swa", -1.0),
+    *((f"rope.{key}", it) for key in ("scaling.factor", "scale_linear") for it in (math.nan, -2.0)),
+    ("rope.scaling.attn_factor", math.inf),
+    ("attn_logit_softcapping", math.nan),
+    ("logit_scale", math.nan),
+    ("xielu.alpha_p", array(Kind.F32, 1.0, math.nan)),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), NO_NUMBERS)
+def test_a_number_that_computes_nothing_is_damage(key: str, value: object, tmp_path: Path) -> None:
+    metadata = {**model_metadata(TinyModel()), f"llama.{key}": value}
+    path = write_gguf(tmp_path / "m.gguf", metadata, model_tensors(TinyModel()))
+    with pytest.raises(ModelDamaged, match=rf"llama\.{key} is \S+, a finite number.* was wanted"):
+        LlamaCppAdapter().facts(path)
+
+
+def test_numbers_at_their_least_serve(tmp_path: Path, shared: Path) -> None:
+    keys = {"attention.layer_norm_rms_epsilon": 0.0, "rope.scaling.factor": 0.0}
+    given = {f"llama.{key}": value for key, value in keys.items()}
+    model = write_model(tmp_path / "m.gguf", TinyModel(metadata=given))
+    with opened(model, shared, context=128) as loaded:
+        assert np.isfinite(last(loaded.runtime, loaded.runtime.seq_create(), drawn(20))).all()
 
 
 @pytest.mark.parametrize("odd", sorted(ODD))

@@ -8,7 +8,7 @@ import pytest
 
 from superfluid_adapter_llamacpp import adapter
 from superfluid_adapter_llamacpp.contracts import contracts, served
-from superfluid_adapter_llamacpp.settings import OPTIONS, Settings
+from superfluid_adapter_llamacpp.settings import OPTIONS, Settings, check_devices
 from superfluid_compat.errors import BadOptionValue
 from superfluid_workerd.registry import checked_options
 
@@ -26,20 +26,31 @@ MODEL: list[tuple[str, Any, str, float]] = [
     ("n_gpu_layers", 0, "n_gpu_layers", 0),
     ("main_gpu", 3, "main_gpu", 3),
     ("split_mode", "none", "split_mode", 0),
+    ("split_mode", "layer", "split_mode", 1),
+    ("split_mode", "row", "split_mode", 2),
     ("split_mode", "tensor", "split_mode", 3),
     ("load_mode", "auto", "load_mode", -1),
+    ("load_mode", "none", "load_mode", 0),
+    ("load_mode", "mmap", "load_mode", 1),
+    ("load_mode", "mlock", "load_mode", 2),
     ("load_mode", "mmap+mlock", "load_mode", 3),
     ("load_mode", "dio", "load_mode", 4),
+    ("lazy_mode", "off", "lazy_mode", 0),
+    ("lazy_mode", "auto", "lazy_mode", 1),
     ("lazy_mode", "on", "lazy_mode", 2),
     ("repack", False, "use_extra_bufts", 0),
 ]
 CONTEXT: list[tuple[str, Any, str, float]] = [
+    ("flash_attn", "auto", "flash_attn_type", -1),
     ("flash_attn", "off", "flash_attn_type", 0),
+    ("flash_attn", "on", "flash_attn_type", 1),
     ("cache_type_k", "q8_0", "type_k", 8),
     ("cache_type_v", "iq4_nl", "type_v", 20),
     ("kv_offload", False, "offload_kqv", 0),
     ("op_offload", False, "op_offload", 0),
     ("swa_full", True, "swa_full", 1),
+    ("rope_scaling", "none", "rope_scaling_type", 0),
+    ("rope_scaling", "linear", "rope_scaling_type", 1),
     ("rope_scaling", "yarn", "rope_scaling_type", 2),
     ("rope_scale", 4.0, "rope_freq_scale", 0.25),
     ("rope_freq_base", 5e5, "rope_freq_base", 5e5),
@@ -81,13 +92,23 @@ def test_every_member_written_is_in_every_served_layout_or_refused_by_name() -> 
             assert refused.value.param == name
 
 
-def test_a_layout_with_flags_gets_the_load_mode_as_flags() -> None:
-    members = settings(load_mode="mlock").model_members(contracts()[4])
-    assert {name: members[name] for name in ("use_mmap", "use_mlock", "use_direct_io")} == {
-        "use_mmap": 0,
-        "use_mlock": 1,
-        "use_direct_io": 0,
-    }
+@pytest.mark.parametrize(
+    ("mode", "flags"),
+    [
+        ("auto", (1, 0, 0)), ("none", (0, 0, 0)), ("mmap", (1, 0, 0)), ("mlock", (0, 1, 0)),
+        ("mmap+mlock", (1, 1, 0)), ("dio", (0, 0, 1)),
+    ],
+)  # fmt: skip
+def test_a_layout_with_flags_gets_the_load_mode_as_flags(
+    mode: str, flags: tuple[int, int, int]
+) -> None:
+    members = settings(load_mode=mode).model_members(contracts()[4])
+    assert tuple(members[it] for it in ("use_mmap", "use_mlock", "use_direct_io")) == flags
+
+
+def test_a_layout_without_an_automatic_load_mode_keeps_its_own_default() -> None:
+    assert "load_mode" not in settings(load_mode="auto").model_members(contracts()[5])
+    assert settings(load_mode="none").model_members(contracts()[5])["load_mode"] == 0
 
 
 def test_lazy_mode_is_refused_where_there_is_none() -> None:
@@ -121,6 +142,25 @@ def test_what_does_not_go_together_is_refused_by_name(options: dict[str, Any], p
 
 
 @pytest.mark.parametrize(
+    ("options", "least"),
+    [
+        ({"n_gpu_layers": 1}, 1), ({"n_gpu_layers": "all"}, 1), ({"main_gpu": 0}, 1),
+        ({"main_gpu": 2}, 3), ({"tensor_split": "1,1"}, 2), ({"split_mode": "tensor"}, 1),
+        ({"n_gpu_layers": 0}, 0), ({"n_gpu_layers": "auto"}, 0), ({"tensor_split": "1"}, 0),
+        ({"split_mode": "layer"}, 0),
+    ],
+)  # fmt: skip
+def test_gpus_that_are_not_here_are_refused(options: dict[str, Any], least: int) -> None:
+    for gpus in range(4):
+        if gpus >= least:
+            check_devices(settings(**options), gpus)
+            continue
+        with pytest.raises(BadOptionValue, match=f"finds {gpus} GPUs") as refused:
+            check_devices(settings(**options), gpus)
+        assert refused.value.param == next(iter(options)).replace("_", "-")
+
+
+@pytest.mark.parametrize(
     ("name", "text"),
     [
         ("threads", "0"), ("threads", "-1"), ("threads-batch", "0"), ("batch-size", "0"),
@@ -135,29 +175,6 @@ def test_values_that_llamacpp_would_take_and_should_not_are_refused(name: str, t
     with pytest.raises(BadOptionValue) as refused:
         option.parse(text)
     assert refused.value.param == name
-
-
-@pytest.mark.parametrize(
-    ("options", "stretches"),
-    [
-        ({}, False),
-        ({"rope_scaling": "none"}, False),
-        ({"yarn_ext_factor": -1.0}, False),
-        ({"yarn_attn_factor": 1.0, "yarn_ext_factor": 0.0}, False),
-        ({"rope_freq_scale": 0.0}, False),
-        ({"rope_freq_scale": 2.0}, False),
-        ({"rope_scale": 0.5}, False),
-        ({"rope_scaling": "yarn"}, True),
-        ({"rope_scaling": "linear"}, True),
-        ({"rope_scale": 2.0}, True),
-        ({"rope_freq_scale": 0.5}, True),
-        ({"rope_freq_base": 1e6}, True),
-    ],
-)
-def test_only_what_stretches_lets_a_context_pass_the_trained_one(
-    options: dict[str, Any], stretches: bool
-) -> None:
-    assert settings(**options).stretches is stretches
 
 
 @pytest.mark.parametrize("name", ["rope_freq_base", "rope_freq_scale", "yarn_attn_factor"])
