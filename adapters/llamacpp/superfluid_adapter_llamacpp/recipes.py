@@ -23,6 +23,10 @@ from superfluid_compat.errors import RuntimeBroken, Unsupported
 from superfluid_workerd.adapter import Archive, Artifact, InstallPlan, Version, Wheel
 
 RECORD: Final = "llamacpp.json"
+_BUILD: Final = "b11284"
+_CONTRACT: Final = 7
+"""What llama.cpp's own archives are of."""
+
 _RELEASE: Final = "https://github.com/ggml-org/llama.cpp/releases/download"
 _NVIDIA: Final = Path("/proc/driver/nvidia/version")
 _DRIVERS: Final = {"cuda-13.4": 580, "cuda-12.8": 570}
@@ -30,6 +34,10 @@ _DRIVERS: Final = {"cuda-13.4": 580, "cuda-12.8": 570}
 
 _VULKAN: Final = ("/usr/lib", "/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/local/lib")
 _RENDERERS: Final = Path("/dev/dri")
+_AMD: Final = Path("/dev/kfd")
+"""The device of the driver that ROCm computes through."""
+
+_ROCM: Final = "no ROCm build is pinned by digest, one of your own installs with --from"
 
 
 class Installed(msgspec.Struct, frozen=True):
@@ -61,12 +69,11 @@ def _wheel(build: str, at: str, size: int, digest: str) -> Recipe:
 
 
 def _archive(backend: str, at: str, *parts: tuple[str, int, str]) -> Recipe:
-    build = "b11284"
     archives = tuple(
-        Archive(url=f"{_RELEASE}/{build}/{name.format(build)}", size=size, sha256=digest)
+        Archive(url=f"{_RELEASE}/{_BUILD}/{name.format(_BUILD)}", size=size, sha256=digest)
         for name, size, digest in parts
     )
-    return Recipe(build, 7, backend, at, archives)
+    return Recipe(_BUILD, _CONTRACT, backend, at, archives)
 
 
 _X86, _ARM, _MAC = "linux-x86_64", "linux-aarch64", "darwin-aarch64"
@@ -137,6 +144,8 @@ def versions() -> list[Version]:
         )
         for one in fitting
     ]
+    if here() == _X86 and _AMD.exists():
+        shown.append(Version(version=_BUILD, backend="rocm", here=_ROCM, contract=_CONTRACT))
     if shown:
         return sorted(shown, key=lambda one: one.here is not None)
     named = dict.fromkeys((one.build, one.contract) for one in RECIPES)
@@ -149,7 +158,10 @@ def plan(build: str, backend: str) -> InstallPlan:
     for one in RECIPES:
         fits = one.platform == here() and one.build == build
         if fits and backend in ("", one.backend):
-            return InstallPlan(version=build, backend=one.backend, artifacts=one.artifacts)
+            notes = (_ROCM,) if _AMD.exists() else ()
+            return InstallPlan(
+                version=build, backend=one.backend, artifacts=one.artifacts, notes=notes
+            )
     raise Unsupported(f"there is no {build} {backend} of llama.cpp for {here()}")
 
 

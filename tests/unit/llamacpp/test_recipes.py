@@ -28,6 +28,7 @@ def on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(recipes, "here", lambda: "linux-x86_64")
     monkeypatch.setattr(recipes, "_NVIDIA", driver)
     monkeypatch.setattr(recipes, "_VULKAN", ())
+    monkeypatch.setattr(recipes, "_AMD", tmp_path / "kfd")
     return driver
 
 
@@ -62,6 +63,20 @@ def test_cuda_is_chosen_by_the_driver(driver: int, first: list[str], on: Path) -
     assert [one.backend for one in here if one.backend.startswith("cuda")] == first
     tried = [one.backend for one in here if one.version == here[0].version]
     assert tried[: len(first)] == first
+
+
+def test_where_rocms_driver_is_it_is_said_that_no_build_is_pinned(on: Path) -> None:
+    assert [one for one in versions() if one.backend == "rocm"] == []
+    assert adapter().plan("b11549", "cpu").notes == ()
+    on.with_name("kfd").touch()
+    (row,) = [one for one in versions() if one.backend == "rocm"]
+    assert (row.version, row.contract) == ("b11284", 7)
+    said = "no ROCm build is pinned by digest, one of your own installs with --from"
+    assert row.here == said
+    assert adapter().plan("b11549", "cpu").notes == (said,)
+    assert versions()[0].backend == "cpu"
+    with pytest.raises(Unsupported):
+        adapter().plan("b11284", "rocm")
 
 
 def test_another_platform_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
