@@ -439,6 +439,25 @@ def test_what_a_user_has_installs_from_folder_archive_and_url(
     arguments = ["runtime", "install", "engine", "--from", f"{files.url}/bare", "--sha256", digest]
     assert engine(*arguments, "--backend", "cpu").code == 0
     assert [r["install"] for r in engine.rows()] == ["2.7-cpu", "2.6-local", "2.5-local"]
+    found = hashlib.sha256(archive.read_bytes()).hexdigest()
+    for name, digests in (("2.7-cpu", [digest]), ("2.6-local", [found]), ("2.5-local", [])):
+        plan = json.loads((engine.runtimes / name / "install.json").read_text())["plan"]
+        assert [it["sha256"] for it in plan["artifacts"]] == digests
+
+
+def test_what_a_user_gave_under_a_recipes_name_does_not_stand_for_it(
+    engine: Engine, files: FileServer, tmp_path: Path
+) -> None:
+    engine.offer(release(files, "2.0"))
+    given = folder_with(tmp_path, version="2.1")
+    words = ["--from", str(given), "--version", "2.0", "--backend", "cpu"]
+    assert engine("runtime", "install", "engine", *words).code == 0
+    ended = engine("runtime", "install", "engine", "--version", "2.0")
+    assert ended.code == 4
+    assert f"2.0-cpu is here already and holds other files, from {given}" in ended.err
+    assert engine("runtime", "remove", "engine", "2.0-cpu").code == 0
+    assert engine("runtime", "install", "engine", "--version", "2.0").code == 0
+    assert engine.rows()[0]["version"] == "2.0"
 
 
 def test_an_install_that_fails_its_check_is_none(engine: Engine, tmp_path: Path) -> None:

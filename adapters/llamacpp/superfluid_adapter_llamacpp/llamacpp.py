@@ -116,15 +116,16 @@ class LlamaCppAdapter(Adapter):
                 return lacking
             check_devices(settings, gpus)
             _check_members(settings, finding)
+        tested, remedy = _trusted(finding, named, self.installed)
         return Probe(
             version=finding.version or "unknown",
             abi=finding.contract,
             devices=finding.devices,
-            tested=finding.tested or _published(self.installed, named),
+            tested=tested,
             problem=finding.sentence or None,
             rule=finding.reason or Rule.WORKS,
             state=finding.judgement.state,
-            fix=finding.fix,
+            fix=finding.fix or remedy,
             files=_files(named, shared, finding),
         )
 
@@ -194,9 +195,15 @@ def _without_device(installed: Path, gpus: int) -> Probe | None:
     )
 
 
-def _published(installed: Path | None, named: Path) -> bool:
-    """Whether the library is an install by a recipe of ours, of pinned digests."""
-    from superfluid_adapter_llamacpp.recipes import RECIPES, backend_of
+def _trusted(finding: Finding, named: Path, installed: Path | None) -> tuple[bool, str]:
+    """Whether somebody tried this library, and what mends it where it was meant to be tried: an
+    install by a recipe goes by what was installed, everything else by the tests' digests."""
+    from superfluid_adapter_llamacpp.recipes import altered, by_recipe
 
-    backends = {one.backend for one in RECIPES}
-    return named == installed and backend_of(named) in backends
+    if finding.reason is not None or named != installed or not by_recipe(named):
+        return finding.tested, ""
+    other = altered(named, [finding.path, *finding.files])
+    if other is None:
+        return True, ""
+    fix = f"{other} is not what was installed: run superfluid runtime repair llamacpp {named.name}"
+    return False, f"{fix}, or allow it with --untested"

@@ -7,11 +7,10 @@ processor's where the machine has one; within them, the newest first.
 
 from __future__ import annotations
 
-import json
 import platform
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -41,9 +40,11 @@ _ROCM: Final = "no ROCm build is pinned by digest, one of your own installs with
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """What an install says of itself: the backend it was chosen for."""
+    """What an install says of itself: the backend it was chosen for and, where it was made of
+    what a recipe of ours pins, the digest of each of its files."""
 
     backend: str
+    files: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,8 @@ def plan(build: str, backend: str) -> InstallPlan:
 
 
 def finish(chosen: InstallPlan, staged: Path) -> None:
-    """Lay libraries that came in folders of their own beside libllama, and note the backend.
+    """Lay libraries that came in folders of their own beside libllama, and note the backend and,
+    of artifacts that are pinned here, what is to be trusted from now on.
 
     Raises `RuntimeBroken` when no library was staged, or several that differ.
     """
@@ -180,16 +182,54 @@ def finish(chosen: InstallPlan, staged: Path) -> None:
         raise RuntimeBroken(f"{staged}: {error}", fix="give a build that holds libllama") from error
     for path in _strays(staged, home):
         shutil.move(path, home / path.name)
-    record = msgspec.json.encode(Installed(chosen.backend))
-    (staged / RECORD).write_bytes(record)
+    files = _digests(staged) if _pinned(chosen) else {}
+    (staged / RECORD).write_bytes(msgspec.json.encode(Installed(chosen.backend, files)))
 
 
 def backend_of(installed: Path) -> str:
     """The backend an install was chosen for; nothing for one that does not say."""
+    return _record(installed).backend
+
+
+def altered(installed: Path, loaded: Iterable[str]) -> str | None:
+    """Which of the files `loaded` is not what a recipe of ours laid into the install, by its place
+    there; None when all are. What lies elsewhere is the system's, and not looked at."""
+    files, root = _record(installed).files, installed.resolve()
+    real = [Path(one).resolve() for one in loaded]
+    for path in (path for path in real if path.is_relative_to(root)):
+        name = str(path.relative_to(root))
+        if name not in files or _digest(path) != files[name]:
+            return name
+    return None
+
+
+def by_recipe(installed: Path) -> bool:
+    """Whether the install was made of artifacts that are pinned here, and of nothing else."""
+    return bool(_record(installed).files)
+
+
+def _record(installed: Path) -> Installed:
     try:
-        return msgspec.json.decode((installed / RECORD).read_bytes(), type=Installed).backend
-    except (OSError, msgspec.MsgspecError, json.JSONDecodeError):
-        return ""
+        return msgspec.json.decode((installed / RECORD).read_bytes(), type=Installed)
+    except (OSError, msgspec.MsgspecError):
+        return Installed("")
+
+
+def _pinned(chosen: InstallPlan) -> bool:
+    """Whether all that was unpacked is what one recipe names: by digest, whatever it is called."""
+    given = {one.sha256 for one in chosen.artifacts}
+    return any(given == {one.sha256 for one in recipe.artifacts} for recipe in RECIPES)
+
+
+def _digests(staged: Path) -> dict[str, str]:
+    found = [path for path in staged.rglob("*") if path.is_file() and not path.is_symlink()]
+    return {str(path.relative_to(staged)): _digest(path) for path in sorted(found)}
+
+
+def _digest(path: Path) -> str:
+    from superfluid_adapter_llamacpp.evidence import digest
+
+    return digest(path)
 
 
 def _strays(staged: Path, home: Path) -> Sequence[Path]:

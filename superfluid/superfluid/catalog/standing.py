@@ -132,7 +132,7 @@ class Chooser:
         gave one of his own, which serves in place of all."""
         pairs: list[tuple[Row, Install | None]] = []
         for row in await self.catalog.rows():
-            installs = () if self._owned(row) else self.installs.all(row.id)
+            installs = () if self.owned(row) else self.installs.all(row.id)
             pairs += [(row, each) for each in installs] or [(row, None)]
         return list(await asyncio.gather(*(self.stand(row, install) for row, install in pairs)))
 
@@ -180,7 +180,7 @@ class Chooser:
     async def _choose(self, model: Path, wanted: Wanted, rows: Sequence[Row]) -> Choice:
         if wanted.runtime is not None:
             return self._chosen(await self._named(rows[0], wanted.install), "asked for by name")
-        owned = next((row for row in rows if self._owned(row)), None)
+        owned = next((row for row in rows if self.owned(row)), None)
         if owned is not None:
             return self._chosen(await self._named(owned, None), "a runtime of the user's own")
         standings = await asyncio.gather(
@@ -193,7 +193,7 @@ class Chooser:
             return self._chosen(ready[0], "the only ready runtime that reads its format")
         return await self._best(model, ready)
 
-    def _owned(self, row: Row) -> bool:
+    def owned(self, row: Row) -> bool:
         """Whether the user gave a runtime of his own for it, and so chose it."""
         option = row.info.own_option if row.info else None
         given = self.sources.get(row.id, ())
@@ -202,13 +202,16 @@ class Chooser:
     async def _named(self, row: Row, name: str | None) -> Standing:
         standing = await self._stand(row, self._install(row, name))
         if not standing.verdict.serves:
-            raise standing.verdict.error(standing.label)
+            error = standing.verdict.error(standing.label)
+            if self.owned(row) and row.info:
+                error.param = f"{row.id}-{row.info.own_option}"
+            raise error
         return standing
 
     def _install(self, row: Row, name: str | None) -> Install | None:
         """The install `name` or the one in use; none beside a runtime of the user's own, which a
         named one contradicts."""
-        if not self._owned(row):
+        if not self.owned(row):
             return self.installs.get(row.id, name) if name else self.installs.in_use(row.id)
         if name and row.info:
             option = f"{row.id}-{row.info.own_option}"
@@ -297,7 +300,9 @@ def judge(row: Row, probe: Probe) -> Verdict:
             fix = "allow it with --untested"
             return Verdict(State.UNTESTED, Rule.BUILD_UNTESTED, found, "a tested build", fix)
         return Verdict(State.READY, Rule.WORKS, found, "")
-    return judge_library(requires, version=probe.version, number=probe.abi, tested=probe.tested)
+    verdict = judge_library(requires, version=probe.version, number=probe.abi, tested=probe.tested)
+    own = probe.fix if verdict.state is State.UNTESTED else ""
+    return replace(verdict, fix=own) if own else verdict
 
 
 def _place(
@@ -307,7 +312,7 @@ def _place(
     own = values.get(info.own_option) if info and info.own_option else None
     if isinstance(own, str):
         interpreter = Path(own, "bin", "python")
-        return Place(None, interpreter if interpreter.exists() else None), None
+        return Place(None, interpreter if _exists(interpreter) else None), None
     if install is not None:
         gone = install.missing()
         fix = f"run superfluid runtime repair {id_} {install.name}"
@@ -321,6 +326,14 @@ def _place(
             State.NOT_INSTALLED, Rule.NOT_INSTALLED, "no install", "an install", fix
         )
     return HERE, None
+
+
+def _exists(path: Path) -> bool:
+    """Whether something is there; not at a path that no system call takes."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _of_error(error: SuperfluidError | None) -> Verdict:

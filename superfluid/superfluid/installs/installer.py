@@ -36,6 +36,7 @@ from superfluid.installs.order import (
     require_installable,
 )
 from superfluid.installs.store import (
+    RECIPE,
     Install,
     Installs,
     Manifest,
@@ -150,7 +151,7 @@ class Installer:
             self.reports.stage("plan")
             plans = self.plan(row, order)
             here = self.installs.find(row.id, install_name(plans[0].version, plans[0].backend))
-            if here is not None and here.missing() is None:
+            if here is not None and here.fetched and here.missing() is None:
                 self.installs.put_to_use(here)
                 return Outcome(here, False, self._used(here))
             return self._place_first(row, order, plans)
@@ -171,7 +172,7 @@ class Installer:
                     fix=f"remove it with superfluid runtime remove {row.id} {install.name}",
                 )
             order = Order(
-                source=manifest.source if manifest.source != "recipe" else None,
+                source=None if install.fetched else manifest.source,
                 sha256=manifest.sha256 or None,
                 version=manifest.version,
                 backend=manifest.backend,
@@ -266,10 +267,13 @@ class Installer:
         folder = staging / _STAGED
         folder.mkdir(mode=0o700)
         if plan is None:
-            plan = InstallPlan(version=order.version or "", backend=order.backend or LOCAL)
-            source, sha256 = self._from_source(order, folder, staging)
+            source, given = self._from_source(order, folder, staging)
+            plan = InstallPlan(
+                version=order.version or "", backend=order.backend or LOCAL, artifacts=given
+            )
+            sha256 = given[0].sha256 if given else ""
         else:
-            source, sha256 = "recipe", ""
+            source, sha256 = RECIPE, ""
             self._from_recipe(plan, folder, staging)
         staged = Staged(folder, plan, source, sha256, _INTERPRETER if plan.environment else "")
         self.reports.stage("finish")
@@ -295,8 +299,11 @@ class Installer:
             self.reports.stage("environment")
             make_environment(folder / "venv", plan.environment, staging)
 
-    def _from_source(self, order: Order, folder: Path, staging: Path) -> tuple[str, str]:
-        """What `--from` names, unpacked; where it came from and its digest."""
+    def _from_source(
+        self, order: Order, folder: Path, staging: Path
+    ) -> tuple[str, tuple[Archive, ...]]:
+        """What `--from` names, unpacked; where it came from and, unless it is a folder, the file
+        that it was."""
         source = str(order.source)
         path = Path(source).expanduser()
         if is_url(source):
@@ -307,20 +314,19 @@ class Installer:
         else:
             self.reports.say(f"{path} is installed as it is: nobody vouches for it")
             source = str(path.absolute())
-            if order.sha256 and path.is_file() and digest_of(path) != order.sha256:
-                raise ArtifactMismatch(
-                    f"{path} has SHA-256 {digest_of(path)}, wanted {order.sha256}"
-                )
         self.reports.stage("unpack")
         if path.is_dir():
             copy_folder(path, folder)
-            return source, ""
+            return source, ()
+        given = Archive(url=source, size=path.stat().st_size, sha256=digest_of(path))
+        if order.sha256 and given.sha256 != order.sha256:
+            raise ArtifactMismatch(f"{path} has SHA-256 {given.sha256}, wanted {order.sha256}")
         if _is_library(path):
             folder.mkdir(exist_ok=True)
             shutil.copy2(path, folder / path.name)
         else:
             unpack(path, folder)
-        return source, digest_of(path)
+        return source, (given,)
 
     def _counted(self, before: int, total: int) -> Progress:
         return lambda done, size: self.reports.progress(before + done, total or size)

@@ -32,6 +32,9 @@ from superfluid_workerd.options import nearest
 
 MANIFEST: Final = "install.json"
 STAGING: Final = ".staging"
+RECIPE: Final = "recipe"
+"""Source of what was fetched as the adapter's recipe says."""
+
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 
 
@@ -84,6 +87,11 @@ class Install:
         """Where its workers find it."""
         interpreter = self.manifest.interpreter if self.manifest else ""
         return Place(self.folder, self.folder / interpreter if interpreter else None)
+
+    @property
+    def fetched(self) -> bool:
+        """Whether it is what the adapter's recipe says, and not what `--from` named."""
+        return self.manifest is not None and self.manifest.source == RECIPE
 
     def missing(self) -> str | None:
         """The first recorded file that is gone or of another size, in words; digests unread."""

@@ -114,7 +114,9 @@ class InstallPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What installing means: the daemon fetches and verifies, the adapter finishes the staged.
 
     `environment` holds the wheels of a private virtual environment, made from the daemon's own
-    Python in the folder `venv`; the install's workers then run under it.
+    Python in the folder `venv`; the install's workers then run under it. Of what a user gave in
+    place of the recipe, the one file is the artifact, with the digest that was found; of a folder
+    there is none.
     """
 
     version: str
