@@ -78,6 +78,12 @@ _AT: Final = _BY_CONTRACT[llama_libraries.contract(llama_libraries.BUILD)]
 POOLING_NONE: Final = 0
 GGML_TYPE_F32: Final = 0
 
+_EXACT: Final = (
+    (_AT.flash_attention, 0),
+    (CONTEXT_TYPE_K, GGML_TYPE_F32),
+    (CONTEXT_TYPE_V, GGML_TYPE_F32),
+)
+
 _SYMBOLS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "llama_log_set": (None, (ct.c_void_p, ct.c_void_p)),
     "llama_backend_init": (None, ()),
@@ -153,8 +159,9 @@ def _patch(params: ct.Structure, kind: type[Any], offset: int, value: int) -> No
 class LlamaCpp:
     """One model in llama.cpp; a context manager that frees it.
 
-    `context` and `threads` matter only without `vocab_only`. The KV cache is F32, so that the
-    oracle rounds as little as it can. `repack` lets it copy weights into an arrangement of its own;
+    `context` and `threads` matter only without `vocab_only`. The KV cache is F32 and attention is
+    not fused, so that the oracle rounds as little as it can; with `usual` both are the library's
+    own choice. `repack` lets it copy weights into an arrangement of its own;
     without it they are read from the mapped file. `embeds` opens it for `hidden` alone.
     """
 
@@ -167,6 +174,7 @@ class LlamaCpp:
         threads: int = 2,
         repack: bool = True,
         embeds: bool = False,
+        usual: bool = False,
     ) -> None:
         self._lib = library()
         params = self._lib.llama_model_default_params()
@@ -180,9 +188,9 @@ class LlamaCpp:
         self._vocab = self._lib.llama_model_get_vocab(self._model)
         self.context_size = context
         if not vocab_only:
-            self._open_context(context, threads, embeds)
+            self._open_context(context, threads, embeds, usual)
 
-    def _open_context(self, context: int, threads: int, embeds: bool) -> None:
+    def _open_context(self, context: int, threads: int, embeds: bool, usual: bool) -> None:
         params = self._lib.llama_context_default_params()
         if embeds:
             _patch(params, ct.c_int32, _AT.pooling, POOLING_NONE)
@@ -194,9 +202,7 @@ class LlamaCpp:
             (CONTEXT_N_OUTPUTS_MAX, context),
             (_AT.threads, threads),
             (_AT.threads_batch, threads),
-            (_AT.flash_attention, 0),
-            (CONTEXT_TYPE_K, GGML_TYPE_F32),
-            (CONTEXT_TYPE_V, GGML_TYPE_F32),
+            *(() if usual else _EXACT),
         ):
             _patch(params, ct.c_int32, offset, value)
         self._context = self._lib.llama_init_from_model(self._model, params)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ def drawn(count: int, seed: int = 0) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(5, 300, count)]
 
 
-def opened_by(model: Path, shared: Path, **options: Any) -> Iterator[LlamaRuntime]:
+@contextlib.contextmanager
+def runtime_of(model: Path, shared: Path, **options: Any) -> Iterator[LlamaRuntime]:
     with opened(model, shared, **options) as loaded:
         assert isinstance(loaded.runtime, LlamaRuntime)
         yield loaded.runtime
@@ -44,7 +46,8 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def runtime(model: Path, shared: Path) -> Iterator[LlamaRuntime]:
-    yield from opened_by(model, shared, context=512, lanes=2, ubatch_size=UBATCH)
+    with runtime_of(model, shared, context=512, lanes=2, ubatch_size=UBATCH) as opened_runtime:
+        yield opened_runtime
 
 
 def makeable(runtime: LlamaRuntime) -> int:
@@ -98,9 +101,9 @@ def test_a_copy_that_fails_leaves_no_sequence(
 
 
 def test_an_import_longer_than_the_context_is_refused(model: Path, shared: Path) -> None:
-    for long in opened_by(model, shared, context=256, lanes=1):
+    with runtime_of(model, shared, context=256, lanes=1) as long:
         payloads = [long.seq_export(fed(long, drawn(count))) for count in (100, 101)]
-    for short in opened_by(model, shared, context=100, lanes=4):
+    with runtime_of(model, shared, context=100, lanes=4) as short:
         assert short.describe().context == 100
         held = short.seq_import(payloads[0])
         assert short.seq_length(held) == 100
@@ -127,7 +130,7 @@ def test_a_state_of_another_length_than_is_said_is_refused(
 
 
 def test_a_step_has_at_most_the_batch_size(model: Path, shared: Path) -> None:
-    for runtime in opened_by(model, shared, context=512, batch_size=48, ubatch_size=32):
+    with runtime_of(model, shared, context=512, batch_size=48, ubatch_size=32) as runtime:
         assert runtime.describe().step_tokens == 48
         one, two = runtime.seq_create(), runtime.seq_create()
         for counts in ((49,), (24, 25)):
@@ -207,7 +210,7 @@ def test_no_call_gives_more_rows_than_there_is_room_for(
     """llama.cpp dies of one more. A large vocabulary gets fewer rows than a micro-batch."""
     path = write_model(tmp_path / "m.gguf", TinyModel(context=512))
     calls = list[list[Piece]]()
-    for runtime in opened_by(path, shared, context=256, lanes=1, ubatch_size=UBATCH):
+    with runtime_of(path, shared, context=256, lanes=1, ubatch_size=UBATCH) as runtime:
         vocabulary = runtime.describe().vocabulary
         (rows,) = runtime.step([Feed(runtime.seq_create(), drawn(80), 0, "all")], ignore)
         assert rows is not None
@@ -227,7 +230,7 @@ def test_no_call_gives_more_rows_than_there_is_room_for(
 
     monkeypatch.setattr(Context, "__init__", started)
     monkeypatch.setattr(Context, "decode", counted)
-    for runtime in opened_by(path, shared, context=256, lanes=1, ubatch_size=UBATCH):
+    with runtime_of(path, shared, context=256, lanes=1, ubatch_size=UBATCH) as runtime:
         assert members["n_outputs_max"] == ROWS
         one, two, three = (runtime.seq_create() for _ in range(3))
         feeds = [Feed(one, drawn(80), 0, "all"), Feed(two, drawn(30, 1), 0), Feed(three, [9], 0)]

@@ -94,6 +94,40 @@ def test_greedy_text_is_the_bare_loops(default_model: Path, shared: Path) -> Non
     assert found == wanted
 
 
+CHUNK: Final = 64
+
+
+def bare_greedy(bare: LlamaCpp, prompt: Sequence[int], count: int) -> list[int]:
+    """The next ids of a prompt that goes in by chunks."""
+    starts = range(0, len(prompt), CHUNK)
+    rows = [bare.step(prompt[start : start + CHUNK], start) for start in starts]
+    ids = [int(rows[-1].argmax())]
+    while len(ids) < count:
+        ids.append(int(bare.step(ids[-1:], len(prompt) + len(ids) - 1).argmax()))
+    return ids
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("threads", [1, 2])
+def test_greedy_text_is_the_bare_loops_with_nothing_chosen(
+    threads: int, default_model: Path, shared: Path
+) -> None:
+    """Caches of F16, fused attention: each stream alone and cut alike, so that batches have the
+    same shapes on both sides."""
+    texts = [*STREAMS[:3], "\n".join(STREAMS)]
+    with LlamaCpp(
+        default_model, vocab_only=False, context=512, threads=threads, usual=True
+    ) as bare:
+        prompts = [bare.tokenize(text) for text in texts]
+        assert len(prompts[-1]) > CHUNK
+        wanted = [bare_greedy(bare, prompt, 32) for prompt in prompts]
+    with opened(
+        default_model, shared, context=512, lanes=1, threads=threads, ubatch_size=CHUNK
+    ) as loaded:
+        found = [greedy(loaded, [prompt], 32)[0] for prompt in prompts]
+    assert found == wanted
+
+
 @pytest.mark.model
 def test_eight_streams_together_get_what_each_gets_alone(default_model: Path, shared: Path) -> None:
     with opened(default_model, shared, context=256, lanes=8, threads=1) as loaded:
