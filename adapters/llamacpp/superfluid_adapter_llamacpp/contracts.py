@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -60,14 +60,13 @@ class Layout:
     written: int
     fields: Mapping[str, Field]
 
-    def difference(self, raw: bytes) -> str | None:
-        """The first member whose default in `raw` is none that this layout has, in words."""
+    def differences(self, raw: bytes) -> Iterator[str]:
+        """Each member whose default in `raw` is none that this layout has, in words."""
         for field in self.fields.values():
             found = field.read(raw)
             if found not in field.defaults:
                 wanted = " or ".join(f"{value:g}" for value in field.defaults)
-                return f"{field.name} reads {found:g}, wanted {wanted}"
-        return None
+                yield f"{field.name} reads {found:g}, wanted {wanted}"
 
     def covers(self) -> frozenset[int]:
         """Every byte that belongs to a member."""

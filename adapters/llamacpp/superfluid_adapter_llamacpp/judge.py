@@ -127,13 +127,13 @@ _RULES: Final[tuple[Callable[[Evidence], Judgement | None], ...]] = (
 
 
 def _by_defaults(found: Evidence) -> Judgement:
-    differing = {one.number: next(_differences(found, one), None) for one in contracts().values()}
-    fitting = [number for number, differs in differing.items() if differs is None]
+    differing = {one.number: _Differences.of(found, one) for one in contracts().values()}
+    fitting = [number for number, differs in differing.items() if not differs.all]
     if len(fitting) == 1:
         return _numbered(found, fitting[0])
-    newest = served()[-1]
+    nearest = min(differing, key=lambda number: (differing[number].distance, -number))
     detail = (
-        f"contract {newest}: {differing[newest]}"
+        f"contract {nearest}: {differing[nearest].all[0]}"
         if not fitting
         else (f"contracts {' and '.join(map(str, fitting))} fit alike")
     )
@@ -155,23 +155,46 @@ def _numbered(found: Evidence, number: int) -> Judgement:
     )
 
 
-def _differences(found: Evidence, contract: Contract) -> Iterator[str]:
-    """What of the evidence differs from the contract, the first first."""
-    yield from _struct(contract.context, found.context_defaults, found.context_written)
-    yield from _struct(contract.model, found.model_defaults, found.model_written)
+@dataclass(frozen=True, slots=True)
+class _Differences:
+    """What of the evidence differs from a contract: where structs end, and what stands in them."""
+
+    ends: tuple[str, ...]
+    members: tuple[str, ...]
+
+    @classmethod
+    def of(cls, found: Evidence, contract: Contract) -> _Differences:
+        structs = (
+            (contract.context, found.context_defaults, found.context_written),
+            (contract.model, found.model_defaults, found.model_written),
+        )
+        return cls(
+            tuple(word for layout, _, written in structs for word in _ends(layout, written)),
+            tuple(word for struct in structs for word in _members(*struct)),
+        )
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """All, the one to tell first: a size explains members that moved."""
+        return (*self.ends, *self.members)
+
+    @property
+    def distance(self) -> tuple[int, int]:
+        return len(self.ends), len(self.members)
 
 
-def _struct(layout: Layout, defaults: str, written: Written | None) -> Iterator[str]:
+def _ends(layout: Layout, written: Written | None) -> Iterator[str]:
     # A compiler may or may not write the padding behind the last member.
     if written is not None and not layout.written <= written.end <= layout.size:
         yield f"{layout.struct} defaults end at byte {written.end}, wanted {layout.size}"
-    differs = layout.difference(bytes.fromhex(defaults))
-    if differs is not None:
+
+
+def _members(layout: Layout, defaults: str, written: Written | None) -> Iterator[str]:
+    for differs in layout.differences(bytes.fromhex(defaults)):
         yield f"{layout.struct} defaults: {differs}"
-    if written is not None:
-        holes = layout.covers() & set(written.holes)
-        if holes:
-            yield f"{layout.struct} defaults: byte {min(holes)} is not written"
+    holes = layout.covers() & set(written.holes) if written is not None else ()
+    if holes:
+        yield f"{layout.struct} defaults: byte {min(holes)} is not written"
 
 
 def _version(found: Evidence) -> str:
