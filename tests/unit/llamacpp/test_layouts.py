@@ -99,9 +99,8 @@ Member = tuple[str, str, int, set[float]]
 
 def column(layout: str) -> list[Member]:
     """The members of a layout as its table has them: name, type, offset, defaults."""
-    table: str = MODEL if layout.startswith("M") else CONTEXT
-    head, *rows = table.strip().splitlines()
-    at = head.split().index(layout)
+    head, *rows = (MODEL if layout.startswith("M") else CONTEXT).strip().splitlines()
+    at = {name: at for at, name in enumerate(head.split())}[layout]
     found: list[Member] = []
     for row in rows:
         words = row.split()
