@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -44,6 +43,7 @@ from superfluid_workerd.link.frames import (
     Turn,
 )
 from superfluid_workerd.turns import Policy
+from support.clock import Clock, held
 from support.turn_loop import request
 
 if TYPE_CHECKING:
@@ -150,7 +150,9 @@ def test_a_short_request_does_not_wait_for_a_long_ones_end() -> None:
 
 
 class Logged(FakeRuntime):
-    """Notes what was called, in order; a token that it embeds takes a millisecond."""
+    """Notes what was called, in order; a token that it embeds takes a millisecond of `clock`."""
+
+    clock: Clock
 
     def __init__(self, orders: Orders, sequences: int) -> None:
         super().__init__(orders, sequences)
@@ -162,16 +164,17 @@ class Logged(FakeRuntime):
 
     def embed(self, tokens: Sequence[Sequence[int]], tick: Tick) -> Logits:
         self.calls.append("embed")
-        time.sleep(1e-3 * sum(map(len, tokens)))
+        self.clock.pass_(1e-3 * sum(map(len, tokens)))
         return super().embed(tokens, tick)
 
 
 def test_streams_and_embeddings_take_turns_and_a_call_beside_streams_is_short() -> None:
     loop = Loop(Orders(context=128, step_tokens=128), Policy(turn_target_ms=10), made=Logged)
     assert isinstance(loop.runtime, Logged)
-    loop.generate(1, "p", 60)
-    loop.embed(2, *(row(at, 8) for at in range(64)))
-    loop.run()
+    with held() as loop.runtime.clock:
+        loop.generate(1, "p", 60)
+        loop.embed(2, *(row(at, 8) for at in range(64)))
+        loop.run()
     calls = loop.runtime.calls
     steps = [at for at, call in enumerate(calls) if call == "step"]
     assert len(steps) == 60

@@ -36,6 +36,8 @@ from superfluid_workerd.link.frames import (
 )
 from superfluid_workerd.rows import checked
 from superfluid_workerd.turns import Policy
+from support import clock
+from support.clock import Clock
 from support.turn_loop import Heard, Loop, Stage, alone, request
 
 if TYPE_CHECKING:
@@ -233,11 +235,12 @@ def test_a_stream_cancelled_before_its_intake_is_done_never_runs() -> None:
 
 
 def test_a_deadline_ends_a_running_and_a_queued_stream() -> None:
-    loop = Loop(lanes=1)
-    loop.join(1, request("a", 200), deadline=time.monotonic() + 0.05)
-    loop.join(2, request("b", 5), deadline=time.monotonic() - 1)
-    loop.runtime.within = lambda _turn: time.sleep(0.002)
-    loop.run()
+    with clock.held() as now:
+        loop = Loop(lanes=1)
+        loop.join(1, request("a", 200), deadline=now.now_s + 0.05)
+        loop.join(2, request("b", 5), deadline=now.now_s - 1)
+        loop.runtime.within = lambda _turn: now.pass_(0.002)
+        loop.run()
     assert loop.heard[1].finish == loop.heard[2].finish == "cancelled"
     assert 0 < len(loop.heard[1].tokens) < 200
     assert loop.heard[2].tokens == []
@@ -424,37 +427,36 @@ def test_a_turn_waits_for_a_stream_that_is_arriving_and_no_longer() -> None:
     loop.executor.expect(2)
     late = threading.Thread(target=lambda: _arrive_after(loop, wanted[2]))
     late.start()
-    started = time.monotonic()
-    loop.run()
+    with clock.held():
+        loop.run()
     late.join()
     assert [len(step) for step in loop.runtime.steps] == [2, 2, 2]
     assert {n: loop.heard[n].tokens for n in wanted} == {
         n: alone(ask, loop.orders) for n, ask in wanted.items()
     }
-    assert time.monotonic() - started < 5
 
 
 def _arrive_after(loop: Loop, wanted: GenerationRequest) -> None:
     """Post stream 2 once the loop has taken in stream 1."""
-    assert loop.prompted.wait(20)
+    assert loop.prompted.wait(150)
     loop.executor.post(loop.intake.stream(Generate(stream=2, request=wanted), None))
 
 
 def test_a_lone_stream_never_waits_for_others() -> None:
     loop = Loop(policy=Policy(turn_linger_us=10_000_000))
     loop.join(1, request("a", 5))
-    started = time.monotonic()
-    loop.run()
-    assert time.monotonic() - started < 5
+    with clock.held():
+        loop.run()
+    assert loop.stats_at_end.lingered_s == 0
 
 
 def test_streams_that_wait_for_a_lane_are_not_waited_for() -> None:
     loop = Loop(lanes=2, policy=Policy(turn_linger_us=10_000_000))
     for number in range(5):
         loop.join(number, request("a", 3))
-    started = time.monotonic()
-    loop.run()
-    assert time.monotonic() - started < 5
+    with clock.held():
+        loop.run()
+    assert loop.stats_at_end.lingered_s == 0
 
 
 def test_more_than_lanes_and_queue_is_refused() -> None:
@@ -529,19 +531,20 @@ def test_a_stream_that_joins_one_and_leaves_again_disturbs_neither() -> None:
 def test_a_deadline_within_a_step_frees_the_lane_once_and_its_next_holder_is_safe() -> None:
     """Lanes facts, failures 20 and 22: an expired stream keeps its state, or a late call for it
     reaches who has its lane now."""
-    loop = Loop(lanes=1)
     nxt = request("next", 6)
-    loop.join(1, request("a", 200), deadline=time.monotonic() + 0.05)
-    loop.join(2, nxt)
 
     def within(_turn: int) -> None:
         if loop.heard[1].over:
             loop.cancel(1)
         else:
-            time.sleep(0.002)
+            now.pass_(0.002)
 
-    loop.runtime.within = within
-    loop.run()
+    with clock.held() as now:
+        loop = Loop(lanes=1)
+        loop.join(1, request("a", 200), deadline=now.now_s + 0.05)
+        loop.join(2, nxt)
+        loop.runtime.within = within
+        loop.run()
     assert loop.heard[1].finish == "cancelled"
     assert loop.heard[2].tokens == alone(nxt, loop.orders)
     assert loop.stats_at_end.free_lanes == 1
@@ -738,8 +741,9 @@ def test_the_window_counts_the_last_turns_alone() -> None:
 
 
 def test_time_lingered_is_counted_and_a_lone_stream_has_none() -> None:
-    lone = _lone(request("a", 30))
-    assert lone.stats_at_end.lingered_s < 0.05
+    with clock.held():
+        assert _lone(request("a", 30)).stats_at_end.lingered_s == 0
+    began = time.monotonic()
     loop = Loop(policy=Policy(turn_linger_us=20_000))
     loop.join(1, request("a", 2))
     loop.heard[2] = Heard()
@@ -759,7 +763,7 @@ def test_time_lingered_is_counted_and_a_lone_stream_has_none() -> None:
     loop.stop()
     runner.join()
     done.join()
-    assert 0.02 <= loop.stats_at_end.lingered_s < 5
+    assert 0.02 <= loop.stats_at_end.lingered_s <= time.monotonic() - began
 
 
 def test_a_prompt_is_accepted_at_once_and_told_again_what_it_got_for_nothing() -> None:
@@ -779,21 +783,27 @@ def test_a_prompt_is_accepted_at_once_and_told_again_what_it_got_for_nothing() -
     assert told == [None, 63]
 
 
-class Slow(Stage):
-    """Takes a fifth of a millisecond for each token."""
+def slow(loop: Loop, now: Clock) -> None:
+    """Every token from now on takes a fifth of a millisecond."""
+    before = loop.runtime.before
 
-    def step(self, feeds: Sequence[Feed], tick: Tick) -> Sequence[Logits | None]:
-        time.sleep(0.0002 * sum(len(feed.tokens) for feed in feeds))
-        return super().step(feeds, tick)
+    def timed(turn: int) -> None:
+        before(turn)
+        now.pass_(0.0002 * sum(len(feed.tokens) for feed in loop.runtime.attempts[-1]))
+
+    loop.runtime.before = timed
 
 
 def test_a_long_prompt_holds_up_decoders_by_no_more_than_the_target() -> None:
     """Lanes facts, failure 14: the larger the chunks of a prompt, the longer others stall."""
     orders = Orders(context=4096, step_tokens=512)
-    loop = Loop(orders, policy=Policy(turn_target_ms=20), stage=Slow)
-    loop.join(1, request("d", 60))
-    loop.runtime.before = lambda turn: loop.join(2, request("p" * 2500, 2)) if turn == 4 else None
-    loop.run()
+    with clock.held() as now:
+        loop = Loop(orders, policy=Policy(turn_target_ms=20))
+        loop.join(1, request("d", 60))
+        long = request("p" * 2500, 2)
+        loop.runtime.before = lambda turn: loop.join(2, long) if turn == 4 else None
+        slow(loop, now)
+        loop.run()
     beside = [step for step in loop.runtime.steps if len(step) == 2]
     assert len(beside) > 2500 / 150
     assert all(step[0].sequence == 1 for step in beside)
@@ -802,8 +812,10 @@ def test_a_long_prompt_holds_up_decoders_by_no_more_than_the_target() -> None:
 
 
 def test_a_long_prompt_alone_takes_turns_of_ten_times_the_target() -> None:
-    loop = Loop(Orders(context=4096, step_tokens=512), policy=Policy(turn_target_ms=3), stage=Slow)
-    loop.join(1, request("p" * 3000, 2))
-    loop.run()
+    with clock.held() as now:
+        loop = Loop(Orders(context=4096, step_tokens=512), policy=Policy(turn_target_ms=3))
+        loop.join(1, request("p" * 3000, 2))
+        slow(loop, now)
+        loop.run()
     chunks = sorted(len(feed.tokens) for (feed,) in loop.runtime.steps[2:-2])
     assert 40 < chunks[len(chunks) // 2] < 250

@@ -18,10 +18,11 @@ import pytest
 from superfluid_adapter_fake.orders import Orders
 
 from superfluid_compat.errors import Capacity, Fault
-from superfluid_workerd import executor, intake, sequences
+from superfluid_workerd import sequences
 from superfluid_workerd.adapter import Feed, SequenceId, Tick
 from superfluid_workerd.link.frames import Class, GenerationRequest, TurnStats
 from superfluid_workerd.turns import Policy
+from support.clock import Clock, held
 from support.turn_loop import Loop, Stage, alone, request
 
 if TYPE_CHECKING:
@@ -32,16 +33,6 @@ CONTEXT = 256
 CLASSES: tuple[Class, ...] = ("interactive", "completion", "agent", "background")
 _LEAST_TOKENS = 32
 """Of prompts, that every turn takes where it may; see `pace`."""
-
-
-class Clock:
-    """Time that passes when the schedule says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now_s
 
 
 class Counted(Stage):
@@ -146,11 +137,7 @@ class Drawn:
     def run(self) -> tuple[TurnStats, Counter[str]]:
         """Run it, compare every stream with the oracle; the counters at its end, and how often
         each kind of thing took place."""
-        with (
-            mock.patch.object(executor, "time", self.clock),
-            mock.patch.object(intake, "time", self.clock),
-            mock.patch.object(sequences, "_REST", self.rest),
-        ):
+        with held(self.clock), mock.patch.object(sequences, "_REST", self.rest):
             return self._run()
 
     def _run(self) -> tuple[TurnStats, Counter[str]]:
