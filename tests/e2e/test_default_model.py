@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from support.llamacpp import LlamaCpp
-from support.server import Server, serving
+from support.server import PATIENT, Server, serving
 
 pytestmark = pytest.mark.model
 
@@ -310,18 +310,15 @@ def test_ctrl_c_drains(model: Path, home: Path) -> None:
 
 
 def test_a_second_ctrl_c_stops_at_once(model: Path, home: Path) -> None:
-    with serving([str(model), "--name", "stopped"], home) as server:
+    with serving([str(model), "--name", "stopped"], home, program=("-c", PATIENT)) as server:
         left = psutil.Process(server.pid).children()
         told = streaming(server.url, 8000)
         next(told)
         os.killpg(server.pid, signal.SIGINT)
         while state(server) != "draining":
             next(told)
-        since = time.monotonic()
         os.killpg(server.pid, signal.SIGINT)
         ended = server.wait()
-        # Far below the 30 s of a drain; how far depends on the machine.
-        assert time.monotonic() - since < 15
         assert (ended.code, "Traceback" in ended.err) == (0, False)
         assert gone(left)
         told.close()

@@ -75,6 +75,14 @@ os.execv(sys.executable, [sys.executable, "-m", "superfluid", *sys.argv[1:]])
 """
 
 
+PATIENT: Final = """
+from superfluid import cli, daemon
+daemon.DRAIN_S = 3600.0
+cli.main()
+"""
+"""Drains for an hour: what ends within a test's time was told to end."""
+
+
 def run(
     arguments: Sequence[str],
     home: Path,
