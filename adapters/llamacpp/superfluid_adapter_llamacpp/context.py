@@ -51,7 +51,8 @@ class Context:
         self._finalizer.atexit = False
         self.memory: int | None = call.llama_get_memory(pointer)
         self.cells = int(call.llama_n_ctx(pointer))
-        self.ubatch = int(min(call.llama_n_ubatch(pointer), call.llama_n_batch(pointer)))
+        self.batch = int(call.llama_n_batch(pointer))
+        self.ubatch = min(int(call.llama_n_ubatch(pointer)), self.batch)
         self.sequences = int(call.llama_n_seq_max(pointer))
         self.vocabulary = int(call.llama_vocab_n_tokens(model.vocabulary))
         self._row = ct.c_float * self.vocabulary

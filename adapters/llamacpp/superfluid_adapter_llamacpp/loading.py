@@ -153,7 +153,8 @@ class _Assembly:
         _check_kind(model, self.header)
         shape = self._shape(model)
         if shape != Shape.of(self.header):
-            plan = make_plan(self.header, self.settings, self.request, shape)
+            held = plan.parts["interpreter"]
+            plan = make_plan(self.header, self.settings, self.request, shape, held)
         threads, members = self._threads(), self._context_members(plan)
         context = Context(model, {**context_members, **members, **threads})
         self._check_got(context, plan)
@@ -184,7 +185,7 @@ class _Assembly:
     def _context_members(self, plan: Plan) -> dict[str, float]:
         members = {
             "n_ctx": plan.cells,
-            "n_batch": min(plan.batch, plan.cells),
+            "n_batch": plan.batch,
             "n_ubatch": plan.ubatch,
             "n_seq_max": plan.sequences,
             "n_outputs_max": plan.outputs,
@@ -249,7 +250,12 @@ class _Assembly:
             "contract": finding.contract,
             "sequences": context.sequences,
             "cells": context.cells,
+            "batch-size": context.batch,
             "ubatch-size": context.ubatch,
+            "flash-attn": self.settings.text("flash-attn"),
+            "swa-full": self.settings.flag("swa-full"),
+            "kv-offload": self._offloads("kv-offload"),
+            "op-offload": self._offloads("op-offload"),
             "cache-type-k": self.settings.text("cache-type-k"),
             "cache-type-v": self.settings.text("cache-type-v"),
             "devices": [device.name for device in finding.devices],
@@ -260,6 +266,10 @@ class _Assembly:
         return self.request.record(
             context=plan.context, threads=threads["n_threads"], memory_budget=plan.total, own=own
         )
+
+    def _offloads(self, name: str) -> bool:
+        """Whether there is a GPU for what is to be there."""
+        return bool(self.opened.gpus) and self.settings.flag(name)
 
     def _placed(self) -> int | str:
         """Layers on GPUs: none without one; what llama.cpp chose itself it does not tell."""

@@ -34,6 +34,13 @@ _TOKEN_BYTES: Final = 256
 _SCRATCH_BYTES: Final = 32 * MIB
 _LEAST_CONTEXT: Final = 512
 _GOOD_CONTEXT: Final = 4096
+_GOOD_UBATCH: Final = 512
+_MOST_CELLS: Final = (1 << 31) - 1
+"""Positions are of 32 bits in llama.cpp."""
+
+_SWAY_BYTES: Final = 16 * MIB
+"""By less than this an interpreter's size differs from start to start: advice must hold."""
+
 _AVAILABLE_SHARE: Final = 0.8
 _PERIODS: Final = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4}
 """Of so many layers one sees everything, where the header does not say."""
@@ -78,36 +85,48 @@ class Plan:
 
 
 def make_plan(
-    header: Header, settings: Settings, request: OpenRequest, shape: Shape | None = None
+    header: Header,
+    settings: Settings,
+    request: OpenRequest,
+    shape: Shape | None = None,
+    interpreter: int | None = None,
 ) -> Plan:
     """The best plan within the budget: the context asked for, else the trained one or the largest
-    of its halves that fits; `shape` is the loaded model's word, where it is loaded.
+    of its halves that fits. `shape` is the loaded model's word, where it is loaded, and
+    `interpreter` the bytes that this process held before.
 
     Raises `DoesNotFit`, `BadOptionValue`."""
     check(header)
     check_head(settings, *head_widths(header))
     trained, asked = header.number("context_length"), request.context
     check_context(header, settings, asked)
-    planner = _Planner(header, settings, request, shape or Shape.of(header))
-    budget, contexts = _budget(request), [asked] if asked else _halves(trained or _GOOD_CONTEXT)
+    held = interpreter or held_bytes()
+    planner = _Planner(header, settings, request, shape or Shape.of(header), held)
+    contexts = [asked] if asked else _halves(trained or _GOOD_CONTEXT)
     plans = [planner.plan(context) for context in contexts]
+    if plans[-1].cells > _MOST_CELLS:
+        raise DoesNotFit(
+            f"{request.lanes} lanes of {plans[-1].context} tokens need {plans[-1].cells} cells, "
+            f"llama.cpp counts to {_MOST_CELLS}",
+            fix="give fewer --lanes, or less --context",
+            param="context",
+        )
+    budget = _budget(request)
     for plan in plans:
-        if plan.total <= budget:
+        if plan.total <= budget and plan.cells <= _MOST_CELLS:
             return replace(plan, spare=budget - plan.total)
-    least = plans[-1]
-    raise DoesNotFit(
-        f"the model needs {_mib(least.total)} at the least for {request.lanes} lanes of "
-        f"{least.context} tokens, the budget is {_mib(budget)}",
-        fix=f"give --memory-budget {least.total // MIB + 1}M, or fewer --lanes, or less --context",
-        param="memory-budget",
-    )
+    raise planner.refusal(plans[-1], budget)
 
 
 def _budget(request: OpenRequest) -> int:
     if request.memory_budget is not None:
         return request.memory_budget
-    held = psutil.Process().memory_info().rss
-    return int(held + psutil.virtual_memory().available * _AVAILABLE_SHARE)
+    return int(held_bytes() + psutil.virtual_memory().available * _AVAILABLE_SHARE)
+
+
+def held_bytes() -> int:
+    """What this process holds."""
+    return int(psutil.Process().memory_info().rss)
 
 
 def _halves(most: int) -> list[int]:
@@ -131,17 +150,33 @@ class _Planner:
     settings: Settings
     request: OpenRequest
     shape: Shape
+    interpreter: int
+
+    def refusal(self, least: Plan, budget: int) -> DoesNotFit:
+        """Why not even `least` fits, and what would."""
+        together, ample = "", f"--memory-budget {(least.total + _SWAY_BYTES) // MIB + 1}M"
+        remedies, param = [ample, "fewer --lanes", "less --context"], "memory-budget"
+        usual = Settings({**self.settings.values, "ubatch-size": _GOOD_UBATCH})
+        if replace(self, settings=usual).plan(least.context).total + _SWAY_BYTES <= budget:
+            param = "ubatch-size"
+            together = f" with {least.ubatch} computed together"
+            remedies.insert(0, f"--llamacpp-ubatch-size {_GOOD_UBATCH}")
+        return DoesNotFit(
+            f"the model needs {_mib(least.total)} at the least for {self.request.lanes} lanes of "
+            f"{least.context} tokens{together}, the budget is {_mib(budget)}",
+            fix=f"give {', or '.join(remedies)}",
+            param=param,
+        )
 
     def plan(self, context: int) -> Plan:
         lanes = self.request.lanes
         sequences = max(lanes, min(MOST_SEQUENCES, 2 * lanes + 2))
-        batch, ubatch = self._batches(context, sequences)
-        cells = _padded(batch if self.shape.embeds else lanes * context + min(context, SPARE_CELLS))
+        cells, batch, ubatch = self._sizes(context, sequences)
         size = max(1, vocabulary(self.header))
         rows = min(ubatch, OUTPUT_BYTES // (4 * size))
         outputs = batch if self.shape.embeds else max(sequences, rows)
         parts = {
-            "interpreter": psutil.Process().memory_info().rss,
+            "interpreter": self.interpreter,
             "tokenizer": size * _TOKEN_BYTES,
             "weights": self.header.size,
             "kv": self._kv_bytes(cells, sequences, ubatch),
@@ -151,14 +186,16 @@ class _Planner:
             parts, context, cells, sequences, outputs, batch, ubatch, embeds=self.shape.embeds
         )
 
-    def _batches(self, context: int, sequences: int) -> tuple[int, int]:
-        """Tokens of a step and of a micro-batch. An encoder takes a whole text at once, and
-        llama.cpp aborts on a pooling one whose sequences do not divide the micro-batch."""
+    def _sizes(self, context: int, sequences: int) -> tuple[int, int, int]:
+        """Cells, and tokens of a step and of a micro-batch: no more than cells, as llama.cpp has
+        it. An encoder takes a whole text at once, and llama.cpp aborts on a pooling one whose
+        sequences do not divide the micro-batch."""
         if self.shape.embeds:
             whole = -(-context // sequences) * sequences
-            return whole, whole
-        batch = self.settings.number("batch-size")
-        return batch, min(batch, self.settings.number("ubatch-size"))
+            return _padded(whole), whole, whole
+        cells = _padded(self.request.lanes * context + min(context, SPARE_CELLS))
+        batch = min(self.settings.number("batch-size"), cells)
+        return cells, batch, min(batch, self.settings.number("ubatch-size"))
 
     def _kv_bytes(self, cells: int, sequences: int, ubatch: int) -> int:
         total = self._state_bytes() * sequences

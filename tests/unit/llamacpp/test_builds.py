@@ -13,7 +13,10 @@ from superfluid_adapter_llamacpp.contracts import served
 from support.llama_libraries import BUILD, BUILDS, INSTALLED
 
 HERE = Path(__file__).parent
-TESTS = [str(HERE / f"test_{name}.py") for name in ("conformance", "runtime", "parity")]
+TESTS = [
+    str(HERE / f"test_{name}.py")
+    for name in ("conformance", "runtime", "bounds", "stretch", "parity")
+]
 
 
 @pytest.mark.model
