@@ -109,7 +109,7 @@ def test_idle_helpers_sleep_and_end_with_their_kernels() -> None:
     for _ in range(50):
         found = engine.linear(np.ones((1, 32), np.float32), weight)
         assert (found == 32).all()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while _used_within(0.1) > 0.05:
         assert time.monotonic() < deadline, "helpers keep a processor busy"
     engine.close()

@@ -62,9 +62,9 @@ def test_many_random_texts_give_the_same_ids(ours: Tokenizer, theirs: LlamaCpp, 
 @pytest.mark.parametrize("unit", ["a", " ", "\n", "\t ", "x y ", "\u6f22", "<unused1>", "ab"])
 def test_a_megabyte_takes_seconds(ours: Tokenizer, unit: str) -> None:
     text = (unit * (1 << 20))[: 1 << 20]
-    started = time.monotonic()
+    started = time.thread_time()
     ids = ours.encode(text, add_special=False, special=True)
-    assert time.monotonic() - started < 60
+    assert time.thread_time() - started < 60
     assert text.startswith(ours.decode(ids[:999], special=True).decode())
 
 
