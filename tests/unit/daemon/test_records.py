@@ -133,6 +133,8 @@ class Asked(Catalog):
         self, adapter: str, options: Mapping[str, Any], shared: Path, place: Place = HERE
     ) -> Probe:
         self.asked.append("check")
+        if self.gate:
+            await self.gate.wait()
         return Probe(version="1", problem=self.problem)
 
     async def prepare(
@@ -198,6 +200,24 @@ async def test_what_failed_is_asked_again(tmp_path: Path, model: Path) -> None:
     catalog.problem = None
     await preparations.ensure(catalog, ROW, model, {}, print)
     assert catalog.asked == ["check", "check", "facts", "prepare"]
+
+
+async def test_a_check_is_promised_to_be_the_last_only_if_it_finds_that_all_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared, "QUIET_S", 0.0)
+    catalog, preparations = Asked(), Preparations(tmp_path / "cache")
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if catalog.gate:
+            catalog.gate.set()
+
+    for problem in ("no", "no", None, None):
+        catalog.problem, catalog.gate = problem, asyncio.Event()
+        await preparations.probe(catalog, ROW, {}, say=say)
+    assert said == ["checking the a runtime on this machine, once it works not again"] * 3
 
 
 async def test_what_takes_long_is_said_and_two_servers_do_it_once(
