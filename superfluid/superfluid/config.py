@@ -16,6 +16,7 @@ from superfluid_workerd.options import (
     Option,
     Resolved,
     Scope,
+    place_of,
     resolve,
 )
 
@@ -93,6 +94,15 @@ def adapter_variables(
         for name, text in variables.items()
         if name.startswith(prefix) and text
     }
+
+
+def given_by(adapter: str, option: str, origin: str) -> str | None:
+    """Where an adapter's option was given, as `place_of` says, by the variable that was set."""
+    place = place_of(f"{adapter}-{option}", origin)
+    if origin != "environment" or os.environ.get(str(place)):
+        return place
+    usual = (name for name, meant in USUAL_NAMES.items() if meant == (adapter, option))
+    return next((name for name in usual if os.environ.get(name)), place)
 
 
 def server_name(text: str) -> str:

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -87,3 +87,50 @@ def test_a_library_of_ones_own_is_untested_whatever_it_is_called(
         refused(run([*words, *more], home, 120.0), "which nobody tested", "--untested")
     assert run([*words, *more, "--untested"], home, 120.0).code == 0
     refused(serve(model, home, "--runtime", f"llamacpp@{NAME}"), "which nobody tested")
+
+
+# A library that is named is the only one looked at, and what gave it is said.
+
+NOWHERE: Final = "/no/such/libllama.so"
+ENDLESS: Final = "/" + "x" * 300
+
+
+@pytest.mark.parametrize("variable", ["SUPERFLUID_LLAMA_LIB", "SUPERFLUID_LLAMACPP_LIB"])
+def test_the_variable_that_gave_a_library_is_the_one_that_is_named(
+    variable: str, model: Path, tmp_path: Path
+) -> None:
+    by = f"it was given by {variable}"
+    home, given = tmp_path / "home", {variable: NOWHERE}
+    refused(serve(model, home, **given), "there is no such file", "and name no library", by)
+    both = serve(model, home, "--runtime", f"llamacpp@{NAME}", **given)
+    refused(both, "names an install", by, code=ExitCode.USAGE)
+    both = serve(
+        model, home, SUPERFLUID_LLAMA_LIB=str(library(INSTALLED)), SUPERFLUID_LLAMACPP_LIB=NOWHERE
+    )
+    refused(both, "it was given by SUPERFLUID_LLAMACPP_LIB")
+
+
+@pytest.mark.parametrize("path", [NOWHERE, ENDLESS], ids=["nowhere", "endless"])
+def test_a_library_that_is_nowhere_is_told_of_whoever_asks(
+    path: str, model: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    for ended in (
+        serve(model, home, "--llamacpp-lib", path),
+        run(["tokenize", str(model)], home, SUPERFLUID_LLAMA_LIB=path),
+    ):
+        refused(ended, f"runtime llamacpp: {path}: ", "a shared library was wanted")
+        assert ended.out == ""
+    words = ["tokenize", str(model), "--runtime", "native"]
+    assert run(words, home, SUPERFLUID_LLAMA_LIB=path).code == 0
+
+
+def test_an_untested_library_tells_no_tokens_unless_it_may(model: Path, tmp_path: Path) -> None:
+    home, own = tmp_path / "home", str(unknown(tmp_path / "libllama.so"))
+    for more in ([], ["--runtime", "llamacpp"]):
+        words = ["tokenize", str(model), *more]
+        ended = run(words, home, SUPERFLUID_LLAMA_LIB=own)
+        refused(ended, "which nobody tested", "--untested")
+        told = run([*words, "--untested"], home, SUPERFLUID_LLAMA_LIB=own)
+        by_variable = run(words, home, SUPERFLUID_LLAMA_LIB=own, SUPERFLUID_UNTESTED="true")
+        assert (told.code, by_variable) == (0, told)

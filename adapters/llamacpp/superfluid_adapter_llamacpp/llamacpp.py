@@ -96,7 +96,7 @@ class LlamaCppAdapter(Adapter):
 
     def check(self, options: Options, shared: Path) -> Probe:
         from superfluid_adapter_llamacpp.probe import examine
-        from superfluid_adapter_llamacpp.where import named_library
+        from superfluid_adapter_llamacpp.where import INSTALL, named_library
 
         settings = Settings.of(options)
         try:
@@ -117,6 +117,10 @@ class LlamaCppAdapter(Adapter):
             check_devices(settings, gpus)
             _check_members(settings, finding)
         tested, remedy = _trusted(finding, named, self.installed)
+        fix = finding.fix or remedy
+        if named != self.installed:
+            # No install is looked at while a library is named.
+            fix = fix.replace(INSTALL, f"{INSTALL} and name no library")
         return Probe(
             version=finding.version or "unknown",
             abi=finding.contract,
@@ -125,7 +129,7 @@ class LlamaCppAdapter(Adapter):
             problem=finding.sentence or None,
             rule=finding.reason or Rule.WORKS,
             state=finding.judgement.state,
-            fix=finding.fix or remedy,
+            fix=fix,
             files=_files(named, shared, finding),
         )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superfluid.catalog.entries import find
-from superfluid.config import CONFIG, SERVE, Sources, adapter_variables, settle
+from superfluid.config import CONFIG, SERVE, Sources, adapter_variables, given_by, settle
 from superfluid.paths import Paths
 from superfluid_compat.errors import SuperfluidError, UsageError
 from superfluid_workerd.options import Resolved, nearest, place_of, unknown_option
@@ -47,7 +47,7 @@ class Settled:
         if own is not None:
             return place_of(name, own.origin)
         given = (
-            place_of(f"{id_}-{option}", origin)
+            given_by(id_, option, origin)
             for id_, sources in self.adapters.items()
             for origin, values in sources
             for option in values

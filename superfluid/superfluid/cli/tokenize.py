@@ -39,6 +39,9 @@ def tokenize(
     runtime: Annotated[
         str | None, typer.Option("--runtime", help="The runtime whose tokenizer to ask.")
     ] = None,
+    untested: Annotated[
+        bool, typer.Option("--untested", help="Let a runtime answer that nobody tested.")
+    ] = False,
 ) -> None:
     """Print the token ids of the text on standard input.
 
@@ -53,7 +56,7 @@ def tokenize(
         )
 
     flags = [flag for flag, on in (("--special", special), ("--plain", plain)) if on]
-    found = asyncio.run(_ask(model, runtime, flags, given))
+    found = asyncio.run(_ask(model, runtime, flags, given, untested=untested))
     if as_json:
         print(json.dumps([_record(one) for one in found] if pieces else [it.id for it in found]))
     elif pieces:
@@ -63,7 +66,9 @@ def tokenize(
         print(*(one.id for one in found))
 
 
-async def _ask(model: str, runtime: str | None, flags: Sequence[str], given: bytes) -> list[Piece]:
+async def _ask(
+    model: str, runtime: str | None, flags: Sequence[str], given: bytes, *, untested: bool
+) -> list[Piece]:
     import msgspec
 
     from superfluid.catalog.catalog import Catalog
@@ -79,19 +84,22 @@ async def _ask(model: str, runtime: str | None, flags: Sequence[str], given: byt
 
     with pull_reports(model) as reports:
         path = locate(model, Store(Paths.find()), reports, offline=False).path
-    catalog, wanted = Catalog(), Wanted.parse(runtime, model)
+    paths, catalog, wanted = Paths.find(), Catalog(), Wanted.parse(runtime, model)
     rows = await catalog.candidates(path, wanted.runtime)
     words = ["tokenize", str(path), "--pieces", *flags]
+    told = settled(model, {"untested": True} if untested else {})
+    preparations, allowed = Preparations(paths.cache), bool(told.values["untested"].value)
+    chooser = Chooser(
+        catalog, Installs(paths.runtimes), preparations, told.adapters, untested=allowed
+    )
     # One that ships needs no install, and no check, to read a vocabulary.
     ships = next((row.id for row in rows if row.info is not None and row.info.bundled), None)
-    if ships is not None:
+    if ships is not None and not any(map(chooser.owned, rows)):
         return await catalog.workerd.ask(
             ships, words, list[Piece], given=given, timeout_s=_TIMEOUT_S, model=path
         )
-    paths = Paths.find()
-    preparations, sources = Preparations(paths.cache), settled(model, {}).adapters
-    chooser = Chooser(catalog, Installs(paths.runtimes), preparations, sources, untested=True)
-    choice = await chooser.choose(path, wanted)
+    with told.traced():
+        choice = await chooser.choose(path, wanted)
     standing, shared = choice.standing, preparations.shared(choice.standing.row.id)
     options = msgspec.json.encode(choice.values).decode()
     return await catalog.workerd.ask(
