@@ -1,9 +1,9 @@
 """What one library shows of itself, gathered in a process that may die of it.
 
-    python -m superfluid_adapter_llamacpp.evidence LIB
+    python -m superfluid_adapter_llamacpp.evidence --stages LIB
 
-prints a line of JSON after each stage, each with all that is known so far: for the probe, which
-judges it, and for people who add a build to `contracts.json`. Its last line is the whole evidence.
+prints a line of JSON after each stage, each with all that is known so far; its last line is the
+whole evidence. Without `--stages` this is `report`, for people who add a build to `contracts.json`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import hashlib
 import os
 import platform
 import re
-import signal
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +30,6 @@ from superfluid_adapter_llamacpp.library import (
     load,
 )
 from superfluid_adapter_llamacpp.params import default_bytes
-from superfluid_compat.errors import ExitCode
 from superfluid_workerd.link.answers import Device
 
 _BUFFER_BYTES: Final = 1024
@@ -39,6 +37,7 @@ _SHOWN_BYTES: Final = 256
 _FILLS: Final = (0xAA, 0x55)
 _GETTERS: Final = ("llama_model_default_params", "llama_context_default_params")
 _READ_BYTES: Final = 1 << 20
+STAGES: Final = "--stages"
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -69,21 +68,12 @@ class Evidence(msgspec.Struct, kw_only=True):
     devices: tuple[Device, ...] = ()
     gpu_offload: bool = False
     system: str = ""
-    digests: dict[str, str] = {}
     files: tuple[str, ...] = ()
     """Every file that it took to load it, itself among them."""
     folder: str = ""
     """Where its backends were loaded from, when they are not built in."""
-    contract: int | None = None
-    """The one that all of this fits, on the last line, for people."""
     complete: bool = False
     """Whether this is the last line: what ends before has not answered."""
-
-
-_USAGE: Final = """usage: python -m superfluid_adapter_llamacpp.evidence LIB
-
-Prints what a libllama (a file, or its folder) shows of itself: a line of JSON after each stage,
-the last of them with all."""
 
 
 class _Stop(Exception):
@@ -105,12 +95,11 @@ def digest(file: Path) -> str:
     return found.hexdigest()
 
 
-def gather(path: Path, answers: int, *, digests: bool = True) -> Evidence:
+def gather(path: Path, answers: int) -> None:
     """Everything about `path`, a line of JSON to the descriptor `answers` after each stage."""
     found = Evidence(path=str(path))
-    stages = (_look, _load, _defaults, *([_digests] if digests else []))
     try:
-        for stage in stages:
+        for stage in (_look, _load, _defaults):
             found.stage = stage.__name__.strip("_")
             _say(found, answers)
             stage(Path(found.path), found)
@@ -118,13 +107,8 @@ def gather(path: Path, answers: int, *, digests: bool = True) -> Evidence:
         pass
     else:
         found.stage = "done"
-    if digests:
-        from superfluid_adapter_llamacpp.judge import judge
-
-        found.contract = judge(found).contract
     found.complete = True
     _say(found, answers)
-    return found
 
 
 def _say(found: Evidence, answers: int) -> None:
@@ -235,25 +219,13 @@ def _written(getter: Any) -> Written:
     return Written(end, tuple(sorted(set(range(end)) - set(same))))
 
 
-def _digests(path: Path, found: Evidence) -> None:
-    found.digests = {one.name: digest(one) for one in companions(path)}
-
-
 def main() -> None:
     words = sys.argv[1:]
-    quick = words[:1] == ["--no-digests"]
-    if len(words) != 1 + quick or (words[-1].startswith("-") and not quick):
-        asked = words in (["-h"], ["--help"])
-        print(_USAGE, file=sys.stdout if asked else sys.stderr)
-        sys.exit(ExitCode.OK if asked else ExitCode.USAGE)
-    try:
-        find(Path(words[-1]))
-    except NotLoadable as error:
-        if not quick:
-            print(f"{words[-1]}: {error}, a shared library was wanted", file=sys.stderr)
-            sys.exit(ExitCode.RUNTIME)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    contain(lambda answers: gather(Path(words[-1]), answers, digests=not quick))
+    if words[:1] == [STAGES]:
+        contain(lambda answers: gather(Path(words[1]), answers))
+    from superfluid_adapter_llamacpp.report import main as report
+
+    report(words)
 
 
 if __name__ == "__main__":

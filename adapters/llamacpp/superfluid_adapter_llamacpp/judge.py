@@ -112,7 +112,7 @@ def _symbols(found: Evidence) -> Judgement | None:
 
 
 def _devices(found: Evidence) -> Judgement | None:
-    if found.stage not in ("defaults", "digests", "done") or found.devices:
+    if found.stage != "done" or found.devices:
         return None
     return Judgement(
         reason="no-device",
@@ -127,13 +127,12 @@ _RULES: Final[tuple[Callable[[Evidence], Judgement | None], ...]] = (
 
 
 def _by_defaults(found: Evidence) -> Judgement:
-    differing = {one.number: _Differences.of(found, one) for one in contracts().values()}
-    fitting = [number for number, differs in differing.items() if not differs.all]
+    fitting = [one.number for one in contracts().values() if not _Differences.of(found, one).all]
     if len(fitting) == 1:
         return _numbered(found, fitting[0])
-    nearest = min(differing, key=lambda number: (differing[number].distance, -number))
+    number, differs = nearest(found)
     detail = (
-        f"contract {nearest}: {differing[nearest].all[0]}"
+        f"contract {number}: {differs[0]}"
         if not fitting
         else (f"contracts {' and '.join(map(str, fitting))} fit alike")
     )
@@ -142,6 +141,13 @@ def _by_defaults(found: Evidence) -> Judgement:
         sentence=f"{found.path}{_version(found)} has structs of no layout we know ({detail})",
         fix=f"name a build of contract {_alternatives()}, or {_INSTALL}",
     )
+
+
+def nearest(found: Evidence) -> tuple[int, tuple[str, ...]]:
+    """The contract that the defaults differ from least, and all that differs, the first first."""
+    differing = {one.number: _Differences.of(found, one) for one in contracts().values()}
+    number = min(differing, key=lambda number: (differing[number].distance, -number))
+    return number, differing[number].all
 
 
 def _numbered(found: Evidence, number: int) -> Judgement:

@@ -22,7 +22,7 @@ import msgspec
 from superfluid_adapter_llamacpp.canary import Sung
 from superfluid_adapter_llamacpp.contained import Ended, ask
 from superfluid_adapter_llamacpp.contracts import known
-from superfluid_adapter_llamacpp.evidence import Evidence, digest
+from superfluid_adapter_llamacpp.evidence import STAGES, Evidence, digest
 from superfluid_adapter_llamacpp.judge import Judgement, Reason, judge
 from superfluid_adapter_llamacpp.library import NotLoadable, companions, find
 from superfluid_compat.errors import RuntimeBroken
@@ -40,7 +40,6 @@ _STAGES: Final = {
     "look": "while it was read",
     "load": "while it loaded",
     "defaults": "while it gave its defaults",
-    "digests": "after it gave its defaults",
     "done": "at its end",
 }
 
@@ -113,14 +112,21 @@ def _digest(path: Path, _identity: tuple[tuple[str, int, int], ...]) -> str:
     return digest(path)
 
 
-def _probe(path: Path, limit_s: float) -> Finding:
-    ended = ask([_EVIDENCE, "--no-digests", str(path)], limit_s)
+def investigate(path: Path, limit_s: float = LIMIT_S) -> tuple[Evidence, Judgement]:
+    """What the library that `path` means shows of itself, and what follows of that and of the
+    canary."""
+    ended = ask([_EVIDENCE, STAGES, str(path)], limit_s)
     found = _decoded(ended, path)
     judgement = _died(found, ended) if ended.how or not found.complete else judge(found)
-    own = ""
-    if judgement.reason is None and judgement.contract is not None:
+    if judgement.reason is None:
         judgement = _sing(Path(found.path), judgement, limit_s)
-        own = digest(Path(found.path))
+    return found, judgement
+
+
+def _probe(path: Path, limit_s: float) -> Finding:
+    found, judgement = investigate(path, limit_s)
+    fits = judgement.reason in (None, "canary-failed")
+    own = digest(Path(found.path)) if fits else ""
     published = known().get(own)
     return Finding(
         path=found.path,

@@ -90,7 +90,7 @@ def test_it_is_heard_before_its_backends_load(devices: str, tmp_path: Path) -> N
     path = build(tmp_path / "libllama.so", contract=SEVEN, sings=True, devices=devices)
     done = run(f"{LOAD}print(len(load(Path(sys.argv[1])).devices()))", path)
     assert (done.stdout, done.stderr) == ("1\n", "")
-    words = ["superfluid_adapter_llamacpp.evidence", "--no-digests", str(path)]
+    words = ["superfluid_adapter_llamacpp.evidence", "--stages", str(path)]
     assert ask(words, 60.0).said == ""
 
 
