@@ -189,19 +189,19 @@ async def test_more_than_was_asked_for_costs_its_worker(house: Open, turn: str, 
 async def test_a_loop_that_hangs_is_ended_though_its_threads_answer(
     house: Open, tmp_path: Path
 ) -> None:
-    still = dict.fromkeys(LADDER, 60.0) | {WorkerState.SERVING: 1.0}
+    still = dict.fromkeys(LADDER, 60.0) | {WorkerState.SERVING: 4.0}
     moment = Moment(act="hang", tokens=10, once=str(tmp_path / "once"))
     served = house(
         Orders(script=SCRIPT, moments=(moment,)),
         limits=Limits(still_s=still, ping_s=0.1, backoff_s=0.01),
     )
     assert await served.text(40) == continued(40)
-    assert "made no progress for 1 s while serving" in served.dossier().reason
+    assert "made no progress for 4 s while serving" in served.dossier().reason
 
 
 async def test_a_stopped_worker_is_ended(house: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_module, "TERM_GRACE_S", 0.2)
-    still = dict.fromkeys(LADDER, 60.0) | {WorkerState.SERVING: 1.0}
+    still = dict.fromkeys(LADDER, 60.0) | {WorkerState.SERVING: 4.0}
     served = house(limits=Limits(still_s=still, ping_s=0.1, backoff_s=0.01))
     await served.supervisor.served()
     os.kill(served.note(), signal.SIGSTOP)

@@ -48,7 +48,7 @@ def test_a_clock_leaves_out_what_inner_clocks_count(tmp_path: Path) -> None:
     outer()
     took = time.thread_time() - began
     spent = timed.read(path, {"outer": None, "inner": None})
-    assert took * 0.9 < spent["outer"] + spent["inner"] <= took
+    assert took * 0.75 < spent["outer"] + spent["inner"] <= took
     assert 0.1 < spent["inner"] / took < 0.6
 
 

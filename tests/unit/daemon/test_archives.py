@@ -177,6 +177,6 @@ def test_a_damaged_archive_is_refused_or_whole(
 
 def test_a_text_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("no archive at all")
-    with pytest.raises(BadArchive, match="^x does not open as a tar or zip archive$") as refused:
+    with pytest.raises(BadArchive, match=r"^x does not open as a tar or zip archive$") as refused:
         unpack(tmp_path / "x", tmp_path / "into")
     assert "a library's file, or a folder" in refused.value.fix

@@ -148,8 +148,8 @@ async def test_an_answer_in_time_or_a_dead_worker(tmp_path: Path) -> None:
         open({str(pid)!r}, "w").write(str(os.getpid()))
         time.sleep(3600)
     """
-    with pytest.raises(RuntimeBroken, match=r"took longer than 2 s.*still thinking") as caught:
-        await workerd(tmp_path, body).ask("a", ["info"], dict, timeout_s=2)
+    with pytest.raises(RuntimeBroken, match=r"took longer than 8 s.*still thinking") as caught:
+        await workerd(tmp_path, body).ask("a", ["info"], dict, timeout_s=8)
     assert "asked for info" in caught.value.message
     assert not psutil.pid_exists(int(pid.read_text()))
 
