@@ -21,7 +21,6 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 _GRACE_S: Final = 2.0
 _ASKER: Final = "SUPERFLUID_LLAMA_ASKER"
 _MOST_BYTES: Final = 1 << 22
-_STOPS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ def contain(work: Callable[[int], object]) -> NoReturn:
     _adopt()
     child = os.fork()
     if child == 0:
-        for one in _STOPS:
+        for one in _stops():
             signal.signal(one, signal.SIG_DFL)
         code = 1
         try:
@@ -101,6 +100,15 @@ def contain(work: Callable[[int], object]) -> NoReturn:
     os._exit(abs(code))
 
 
+def _stops() -> list[signal.Signals]:
+    """What ends this process; what who asked ignores (`nohup`) must not end it before."""
+    ignorable = (signal.SIGINT, signal.SIGHUP)
+    return [
+        signal.SIGTERM,
+        *(one for one in ignorable if signal.getsignal(one) is not signal.SIG_IGN),
+    ]
+
+
 def _stopped(*_: object) -> NoReturn:
     _end_all()
     os._exit(1)
@@ -108,7 +116,7 @@ def _stopped(*_: object) -> NoReturn:
 
 def _adopt() -> None:
     """Become the parent of every orphan below, and end when who asked does."""
-    for one in _STOPS:
+    for one in _stops():
         signal.signal(one, _stopped)
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)

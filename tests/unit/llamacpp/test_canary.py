@@ -57,10 +57,17 @@ def test_nothing_is_printed_by_a_build_that_sings(name: str) -> None:
 
 HANGS = 'FILE *f = fopen("{pipe}", "w"); fprintf(f, "%d", getpid()); fclose(f); for (;;) pause();'
 EXAMINE = """
+import signal, sys
+from pathlib import Path
+from superfluid_adapter_llamacpp.probe import examine
+signal.signal(signal.SIGINT, signal.default_int_handler)
+examine(Path(sys.argv[1]), Path(sys.argv[2]), limit_s=3600.0)
+"""
+EXAMINE_IGNORING = """
 import sys
 from pathlib import Path
 from superfluid_adapter_llamacpp.probe import examine
-examine(Path(sys.argv[1]), Path(sys.argv[2]), limit_s=3600.0)
+print(examine(Path(sys.argv[1]), limit_s=3600.0).reason)
 """
 
 
@@ -94,6 +101,16 @@ def test_nothing_is_left_when_who_asked_is_ended(
     select.select([trial], [], [])
     os.close(trial)
     assert [*temporary.iterdir(), *cache.iterdir()] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_what_who_asked_ignores_ends_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    sent = f"kill(0, {number.value});"
+    path = build(tmp_path / "libllama.so", contract=SEVEN, sings=True, at_load=sent)
+    script = f"import signal\nsignal.signal({number.value}, signal.SIG_IGN)\n{EXAMINE_IGNORING}"
+    words = [sys.executable, "-c", script, str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, start_new_session=True)
+    assert done.stdout == "None\n"
 
 
 def test_what_was_left_half_written_goes_with_the_next_finding(
