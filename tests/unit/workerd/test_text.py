@@ -140,4 +140,6 @@ def test_time_is_linear_for_stop_strings_that_almost_match() -> None:
         return time.process_time() - begin
 
     seconds(1000)
-    assert seconds(80_000) < 20 * max(seconds(10_000), 1e-3)
+    # Eight where time is linear and 64 where it is quadratic; a busy machine spoils some pairs.
+    pairs = [(seconds(80_000), max(seconds(10_000), 1e-3)) for _ in range(5)]
+    assert min(long / short for long, short in pairs) < 20
