@@ -268,7 +268,6 @@ def test_what_becomes_of_a_library_that_is_taken_away_under_a_server_is_said(
     own = Path(shutil.copy(library(INSTALLED), tmp_path / "libllama.so"))
     words = [str(model), "--threads", "1", "--llamacpp-lib", str(own), "--untested"]
     with serving(words, tmp_path / "home") as server:
-        assert completed(server).status_code == 200
         own.unlink()
         worker_of(server).kill()
         ended = server.wait()
@@ -281,7 +280,6 @@ def test_an_install_that_lost_a_file_under_a_server_is_to_be_repaired(
     copy = tmp_path / "home"
     shutil.copytree(home, copy, symlinks=True)
     with serving([str(model), "--runtime", "llamacpp", "--threads", "1"], copy) as server:
-        assert completed(server).status_code == 200
         for file in copy.rglob("*.so"):
             file.unlink()
         worker_of(server).kill()
@@ -581,7 +579,6 @@ def test_what_the_engine_asserts_stands_in_the_dossier(
     home: Path, model: Path, tmp_path: Path
 ) -> None:
     with serving([str(model), "--runtime", "llamacpp", "--threads", "1"], home) as server:
-        assert completed(server).status_code == 200
         twice(tmp_path / "other.gguf")
         (tmp_path / "other.gguf").replace(model)
         worker_of(server).kill()
@@ -621,7 +618,6 @@ def test_a_model_cut_short_under_a_server_is_named_when_its_worker_is_replaced(
     home: Path, model: Path
 ) -> None:
     with serving([str(model), "--runtime", "llamacpp", "--threads", "1"], home) as server:
-        assert completed(server).status_code == 200
         os.truncate(model, 0)
         failed = completed(server)
         ended = server.wait()
