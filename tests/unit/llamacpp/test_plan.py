@@ -135,8 +135,9 @@ def test_the_record_says_what_became_of_each_option(tmp_path: Path, shared: Path
     with opened(model, shared, context=512, lanes=1) as loaded:
         got = loaded.record.got
         assert [got[name] for name in names] == ["auto", False, False, False, 768]
-    given = {"flash_attn": "on", "swa_full": True, "kv_offload": True, "batch_size": 64,
-             "ubatch_size": 32}  # fmt: skip
-    with opened(model, shared, context=512, lanes=1, **given) as loaded:
+    given: dict[str, Any] = {"flash_attn": "on", "swa_full": True, "kv_offload": True}
+    with opened(
+        model, shared, context=512, lanes=1, batch_size=64, ubatch_size=32, **given
+    ) as loaded:
         got = loaded.record.got
         assert [got[name] for name in names] == ["on", True, False, False, 64]

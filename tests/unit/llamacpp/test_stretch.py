@@ -175,6 +175,42 @@ def test_the_models_own_stretch_counts_as_trained(tmp_path: Path, shared: Path) 
     check_context(read_header(model), settings({"rope_scale": 16.0}), LONGER)
 
 
+FACTOR: dict[str, Any] = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+BY_OWN: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
+    ({"rope.freq_base": 1e6}, {"rope_freq_base": 1e6}, False),
+    ({"rope.freq_base": 1e6}, {"rope_freq_base": 1e7}, True),
+    ({"rope.scale_linear": 3.0}, {"rope_scale": 11.9}, False),
+    ({"rope.scale_linear": 3.0}, {"rope_scale": 12.0}, True),
+    (FACTOR, {"rope_freq_base": 60_000.0}, True),
+    (FACTOR, {"rope_freq_base": 60_000.0, "rope_scaling": "none"}, False),
+    (FACTOR, {"rope_freq_base": 600_000.0, "rope_scaling": "none"}, True),
+]
+
+
+@pytest.mark.parametrize(("own", "options", "enough"), BY_OWN)
+def test_settings_are_held_against_the_models_own(
+    own: dict[str, Any], options: dict[str, Any], enough: bool, tmp_path: Path
+) -> None:
+    metadata = {f"llama.{key}": value for key, value in own.items()}
+    spec = TinyModel(head_dim=32, context=TRAINED, metadata=metadata)
+    header = read_header(write_model(tmp_path / "m.gguf", spec))
+    if enough:
+        check_context(header, settings(options), LONGER)
+        return
+    with pytest.raises(DoesNotFit):
+        check_context(header, settings(options), LONGER)
+
+
+def test_where_yarn_leaves_every_pair_alone_the_remedy_is_linear(tmp_path: Path) -> None:
+    """Within a long trained context, and by a small base, the slowest pair goes round often."""
+    spec = TinyModel(head_dim=32, context=1 << 15, metadata={"llama.rope.freq_base": 20.0})
+    header = read_header(write_model(tmp_path / "m.gguf", spec))
+    with pytest.raises(DoesNotFit) as refused:
+        check_context(header, settings({}), 1 << 16)
+    assert "--llamacpp-rope-scaling linear --llamacpp-rope-scale 2 " in (refused.value.fix or "")
+    check_context(header, settings({"rope_scaling": "linear", "rope_scale": 2.0}), 1 << 16)
+
+
 def test_what_turns_no_position_is_not_stretched(tmp_path: Path) -> None:
     header = read_header(write_recurrent(tmp_path / "m.gguf"))
     with pytest.raises(DoesNotFit) as refused:
