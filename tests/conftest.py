@@ -11,8 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from superfluid.config import SERVE
+
+settings.register_profile("house", deadline=None, derandomize=True)
+settings.load_profile("house")
+"""The same examples in every run, however long the machine takes over one."""
 
 ROOT = Path(__file__).resolve().parents[1]
 TEST_HOME = ROOT / ".cache" / "test-home"
