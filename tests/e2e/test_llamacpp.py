@@ -268,6 +268,7 @@ def test_what_becomes_of_a_library_that_is_taken_away_under_a_server_is_said(
     own = Path(shutil.copy(library(INSTALLED), tmp_path / "libllama.so"))
     words = [str(model), "--threads", "1", "--llamacpp-lib", str(own), "--untested"]
     with serving(words, tmp_path / "home") as server:
+        assert completed(server).status_code == 200
         own.unlink()
         worker_of(server).kill()
         ended = server.wait()
@@ -618,6 +619,7 @@ def test_a_model_cut_short_under_a_server_is_named_when_its_worker_is_replaced(
     home: Path, model: Path
 ) -> None:
     with serving([str(model), "--runtime", "llamacpp", "--threads", "1"], home) as server:
+        assert completed(server).status_code == 200
         os.truncate(model, 0)
         failed = completed(server)
         ended = server.wait()

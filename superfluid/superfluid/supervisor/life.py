@@ -49,7 +49,7 @@ class Limits:
     backoff_s: float = 0.1
     backoff_most_s: float = 30.0
     failures: int = 5
-    failures_since: int = 10
+    failures_since: int = 8
     room_s: float = 10.0
     shutdown_s: float = 5.0
 
