@@ -16,6 +16,7 @@ WALL: Final = re.compile(
     r"time\.time(_ns)?\(|datetime\.now\(|datetime\.today|utcnow|localtime\(|gmtime\(|create_time\("
 )
 STAMPS: Final = {
+    "adapters/llamacpp/superfluid_adapter_llamacpp/probe.py": "how old a file is that was left",
     "superfluid/superfluid/http/openai/common.py": "`created` of an answer",
     "superfluid/superfluid/logs.py": "when a line was logged",
     "superfluid/superfluid/models/store.py": "when a model came",
@@ -24,7 +25,7 @@ STAMPS: Final = {
     "superfluid/superfluid/supervisor/ledger.py": "a start, where the system keeps no other",
     "workerd/superfluid_workerd/codec/templates.py": "what a chat template asks for",
 }
-"""All that reads the wall clock: what people are shown. Whatever waits reads the monotonic one."""
+"""All that reads the wall clock: what people are shown, and a file's age. Whatever waits reads the monotonic one."""
 
 
 def test_nothing_that_waits_reads_the_wall_clock() -> None:
