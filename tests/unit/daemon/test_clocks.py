@@ -25,7 +25,8 @@ STAMPS: Final = {
     "superfluid/superfluid/supervisor/ledger.py": "a start, where the system keeps no other",
     "workerd/superfluid_workerd/codec/templates.py": "what a chat template asks for",
 }
-"""All that reads the wall clock: what people are shown, and a file's age. Whatever waits reads the monotonic one."""
+"""All that reads the wall clock: what people are shown, and a file's age. Whatever waits
+reads the monotonic one."""
 
 
 def test_nothing_that_waits_reads_the_wall_clock() -> None:
