@@ -112,9 +112,9 @@ def test_what_is_no_library_is_a_document_too(kind: str, tmp_path: Path) -> None
 
 def test_a_library_that_hangs_is_a_document_in_time(tmp_path: Path) -> None:
     path = build(tmp_path / "libllama.so", contract=SEVEN, at_load="for (;;) pause();")
-    judgement, found = report(path, limit_s=8.0)
+    judgement, found = report(path, limit_s=1.0)
     assert judgement.reason == found["reason"] == "cannot-load"
-    assert "did not answer for 8 s while it loaded" in found["sentence"]
+    assert f"{path} did not answer for 1 s" in found["sentence"]
 
 
 def test_a_library_that_dies_is_a_document(tmp_path: Path) -> None:
