@@ -19,7 +19,7 @@ from superfluid_workerd.adapter import Runtime, SequenceId
 from superfluid_workerd.prefix import BLOCK, PrefixIndex, common, extend
 from superfluid_workerd.stream import Stream
 
-_REST: Final = 256
+_REST: Final = 64
 """Tokens computed beside a kept sequence until it is swapped out: looking past it has cost them
 about as much by then as moving it does."""
 

@@ -162,9 +162,9 @@ def test_what_rested_while_others_computed_leaves_the_runtime_and_is_found_again
 
 def test_what_rested_for_a_short_time_only_stays_where_it_is() -> None:
     loop = _swapping()
-    asks = [request(_prompt(seed, 60), 4) for seed in range(3)]
+    asks = [request(_prompt(seed, BLOCK + 8), 4) for seed in range(2)]
     _one_after_another(loop, *asks)
-    assert loop.executor.sequences.inside_tokens == loop.stats_at_end.stored_tokens
+    assert loop.executor.sequences.inside_tokens == loop.stats_at_end.stored_tokens > 0
 
 
 def test_nothing_is_swapped_out_where_the_runtime_does_not_ask_for_it() -> None:
