@@ -53,8 +53,9 @@ test-mlx: $(DEV)
 test-llamacpp: $(DEV)
 	$(BIN)/python tests/support/llama_libraries.py
 
+# In order, since it ends with many quick files; by size it would end with a few slow ones.
 test: test-model test-mlx test-llamacpp
-	$(BIN)/pytest -m "not soak" -n 2 --dist loadfile
+	$(BIN)/pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
 
 soak: test-model test-mlx test-llamacpp
 	$(BIN)/pytest -m soak --timeout=3600

@@ -88,7 +88,7 @@ class Preparations:
             kept = msgspec.json.decode(known.read_bytes(), type=_Checked)
             if unchanged(kept.files):
                 return kept.probe
-        line = f"checking the {row.id} runtime on this machine, once it works not again"
+        line = f"checking the {row.id} runtime on this machine; once it works, not again"
         notice = asyncio.get_running_loop().call_later(QUIET_S, say, line)
         try:
             found = await catalog.check(row.id, options, shared, place)

@@ -217,7 +217,7 @@ async def test_a_check_is_promised_to_be_the_last_only_if_it_finds_that_all_work
     for problem in ("no", "no", None, None):
         catalog.problem, catalog.gate = problem, asyncio.Event()
         await preparations.probe(catalog, ROW, {}, say=say)
-    assert said == ["checking the a runtime on this machine, once it works not again"] * 3
+    assert said == ["checking the a runtime on this machine; once it works, not again"] * 3
 
 
 async def test_what_takes_long_is_said_and_two_servers_do_it_once(
