@@ -367,7 +367,8 @@ class Sequences:
         return True
 
     def _fits_swap(self, stored: Stored) -> bool:
-        return len(stored.tokens) * self._token_bytes() <= self._most_swapped
+        room = self._most_swapped
+        return room > 0 and len(stored.tokens) * self._token_bytes() <= room
 
     def _runs(self, stored: Stored) -> bool:
         most = len(stored.chain)

@@ -13,7 +13,7 @@ from superfluid_adapter_fake.orders import Orders
 
 from superfluid_compat.errors import Capacity, StepError, Unsupported
 from superfluid_workerd import sequences
-from superfluid_workerd.adapter import Feed, SequenceId, Tick
+from superfluid_workerd.adapter import Feed, MemoryUse, SequenceId, Tick
 from superfluid_workerd.admission import MOST_PARKED
 from superfluid_workerd.link.frames import Class, GenerationRequest
 from superfluid_workerd.prefix import BLOCK
@@ -172,6 +172,23 @@ def test_nothing_is_swapped_out_where_the_runtime_does_not_ask_for_it() -> None:
     asks = [request(_prompt(seed, 400), 4) for seed in range(3)]
     _one_after_another(loop, *asks)
     assert loop.executor.sequences.inside_tokens == loop.stats_at_end.stored_tokens
+
+
+def test_a_runtime_that_did_not_ask_is_never_asked_to_export_for_room() -> None:
+    """Not even one that says nothing of its memory."""
+
+    class Silent(Stage):
+        def memory(self) -> MemoryUse:
+            return MemoryUse()
+
+        def seq_export(self, sequence: SequenceId) -> bytes:
+            raise AssertionError("it was exported")
+
+    loop = Loop(Orders(context=LONG, tokens=300, spare=4), lanes=2, stage=Silent)
+    for number in range(4):
+        loop.join(number, request(_prompt(number, 120), 4))
+    loop.run()
+    assert [loop.heard[number].finish for number in range(4)] == ["length"] * 4
 
 
 def test_what_goes_on_from_a_swapped_state_takes_its_place() -> None:
